@@ -199,8 +199,7 @@ static void message_refused(struct kva_conn *conn)
         return;
     }
     if (conn->exchange && conn->exchange->body_status != KVA_OK) {
-        status = conn->exchange->body_status;
-        kva_fail(&of_body, status, "The server holds too many bodies; retry later.");
+        status = kva_exchange_body_error(conn->exchange, &of_body);
         err = &of_body;
     } else {
         conn->http->counts.malformed++;

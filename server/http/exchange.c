@@ -150,6 +150,7 @@ static enum kva_status hold(struct kva_exchange *exchange, uint64_t bytes)
         if (!exchange->account)
             return KVA_ENOMEM;
     }
+    exchange->body_wanted = bytes;
     if (exchange->account->bytes + bytes > params->bodies_account_max)
         return KVA_ERATE;
     if (http->counts.body_bytes + bytes > params->bodies_bytes_max)
@@ -179,29 +180,42 @@ enum kva_status kva_exchange_expect_body(struct kva_exchange *exchange, struct k
         return kva_fail(err, KVA_ETOOBIG,
                         "The body has %llu bytes, larger than the limit of %zu bytes.",
                         (unsigned long long)length, params->body_bytes_max);
-    enum kva_status status = hold(exchange, length);
+    exchange->body_status = hold(exchange, length);
+    /* The kernel gives the pages as bytes come. */
+    if (exchange->body_status == KVA_OK && length > 0 &&
+        !kva_buf_reserve(&exchange->body, (size_t)length))
+        exchange->body_status = KVA_ENOMEM;
+    return exchange->body_status == KVA_OK ? KVA_OK : kva_exchange_body_error(exchange, err);
+}
+
+enum kva_status kva_exchange_body_error(const struct kva_exchange *exchange, struct kva_err *err)
+{
+    const struct kva_http *http = exchange->http;
+    enum kva_status status = exchange->body_status;
     if (status == KVA_ERATE)
         return kva_fail(err, status,
-                        "Requests of this client hold %llu bytes of bodies, limit is %zu; retry "
-                        "later.",
-                        (unsigned long long)(exchange->account->bytes + length),
-                        params->bodies_account_max);
+                        "Requests of this client would hold %llu bytes of bodies, limit is %zu "
+                        "(bodies-per-key); retry later.",
+                        (unsigned long long)(exchange->account->bytes + exchange->body_wanted),
+                        http->params.bodies_account_max);
     if (status == KVA_EBUSY)
-        return kva_fail(
-            err, status, "The server holds %llu bytes of bodies, limit is %zu; retry later.",
-            (unsigned long long)exchange->http->counts.body_bytes, params->bodies_bytes_max);
-    /* The kernel gives the pages as bytes come. */
-    if (status == KVA_OK && length > 0 && !kva_buf_reserve(&exchange->body, (size_t)length))
-        status = KVA_ENOMEM;
-    return status == KVA_OK ? status : kva_fail(err, status, "Out of memory for the body.");
+        return kva_fail(err, status,
+                        "The server would hold %llu bytes of bodies, limit is %zu (bodies-limit); "
+                        "retry later.",
+                        (unsigned long long)(http->counts.body_bytes + exchange->body_wanted),
+                        http->params.bodies_bytes_max);
+    return kva_fail(err, status, "Out of memory for the body.");
 }
 
 bool kva_exchange_put_body(struct kva_exchange *exchange, const char *data, size_t length)
 {
     size_t after = exchange->body.length + length;
-    if (after > exchange->held_bytes)
-        exchange->body_status =
-            hold(exchange, kva_max_u64(after - exchange->held_bytes, HOLD_STEP_BYTES));
+    if (after > exchange->held_bytes) {
+        uint64_t needed = after - exchange->held_bytes;
+        exchange->body_status = hold(exchange, kva_max_u64(needed, HOLD_STEP_BYTES));
+        if (exchange->body_status != KVA_OK) /* less than a step is left */
+            exchange->body_status = hold(exchange, needed);
+    }
     if (exchange->body_status != KVA_OK)
         return false;
     kva_buf_append(&exchange->body, data, length);

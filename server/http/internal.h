@@ -102,6 +102,7 @@ struct kva_exchange {
     struct kva_account *account; /* that the body's bytes are held for */
     uint64_t held_bytes;
     uint64_t progress_ns;
+    uint64_t body_wanted;        /* bytes that were to be held, last */
     enum kva_status body_status; /* why the body was refused */
     bool kept;
     bool chunked;         /* the response's body */
@@ -142,6 +143,8 @@ void kva_exchange_drained(struct kva_exchange *exchange, size_t unsent);
 /* Make room for the body that the head announces. */
 KVA_MUST_CHECK enum kva_status kva_exchange_expect_body(struct kva_exchange *exchange,
                                                         struct kva_err *err);
+/* Why the body was refused, in words; returns the status. */
+enum kva_status kva_exchange_body_error(const struct kva_exchange *exchange, struct kva_err *err);
 bool kva_exchange_put_body(struct kva_exchange *exchange, const char *data, size_t length);
 
 /* --- tls.c --- */

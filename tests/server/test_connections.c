@@ -51,14 +51,20 @@ static void wait_metric(const char *name, const char *label, double value)
     fail_msg("waited in vain for %s to be %g", name, value);
 }
 
-static void expect_status(int fd, int status)
+/* `says` is in the answer. */
+static void expect_words(int fd, int status, const char *says)
 {
     struct reply reply;
     client_read(fd, false, &reply);
-    if (reply.status != status)
-        fail_msg("%d expected, got: %s%s", status, reply.head ? reply.head : "nothing",
-                 reply.body ? reply.body : "");
+    if (reply.status != status || !strstr(reply.body ? reply.body : "", says))
+        fail_msg("%d and '%s' expected, got: %s%s", status, says,
+                 reply.head ? reply.head : "nothing", reply.body ? reply.body : "");
     reply_finish(&reply);
+}
+
+static void expect_status(int fd, int status)
+{
+    expect_words(fd, status, "");
 }
 
 /* The peer has closed: nothing more can be read. */
@@ -273,18 +279,34 @@ static void test_connections__bodies_are_bounded_by_key_and_in_sum(void **state)
     int more = client_connect(f.port);
     client_puts(more, one);
     client_puts(more, "1\r\n\r\n");
-    expect_status(more, 429);
+    expect_words(more, 429, "hold 15001 bytes of bodies, limit is 15000 (bodies-per-key)");
     close(more);
     more = client_connect(f.port);
     client_puts(more, two);
     client_puts(more, "6000\r\nExpect: 100-continue\r\n\r\n");
-    expect_status(more, 503);
+    expect_words(more, 503, "hold 21000 bytes of bodies, limit is 20000 (bodies-limit)");
     close(more);
-    /* A chunked body asks as it comes. */
+    /* A chunked body asks as it comes, and is refused in the same words. */
     more = client_connect(f.port);
     client_puts(more, POST_HEAD "Authorization: Bearer key-one\r\nTransfer-Encoding: "
                                 "chunked\r\n\r\n1\r\n{\r\n");
-    expect_status(more, 429);
+    expect_words(more, 429, "limit is 15000 (bodies-per-key)");
+    close(more);
+    char chunk[6000];
+    memset(chunk, ' ', sizeof(chunk));
+    more = client_connect(f.port);
+    client_puts(more, POST_HEAD "Authorization: Bearer key-two\r\nTransfer-Encoding: "
+                                "chunked\r\n\r\n1770\r\n");
+    client_send(more, chunk, sizeof(chunk));
+    expect_words(more, 503, "limit is 20000 (bodies-limit)");
+    close(more);
+    /* Up to what is left, to the byte. */
+    more = client_connect(f.port);
+    client_puts(more, POST_HEAD "Authorization: Bearer key-two\r\nTransfer-Encoding: "
+                                "chunked\r\n\r\n1388\r\n");
+    client_send(more, chunk, 5000);
+    client_puts(more, "\r\n0\r\n\r\n");
+    expect_words(more, 400, "JSON");
     close(more);
     /* What is free again can be had again. */
     close(first);
