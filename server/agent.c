@@ -1,12 +1,11 @@
 /* agent.c - a line to whoever connects. */
 #include "server/agent.h"
 
+#include "server/http/listener.h"
+
 #include <errno.h>
-#include <event2/event.h>
-#include <event2/listener.h>
 #include <event2/util.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,20 +15,17 @@
 
 struct kva_agent {
     struct kva_agent_params params;
-    struct evconnlistener *listener;
+    struct kva_listener *listener;
     uint16_t port;
 };
 
 /* The line is shorter than any socket's buffer, so that it leaves at once or the peer is gone; what
  * HAProxy sends (agent-send) is not read. */
-static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struct sockaddr *address,
-                      int length, void *opaque)
+static void on_accept(void *opaque, evutil_socket_t fd, const struct sockaddr *address)
 {
     struct kva_agent *agent = opaque;
     char line[32];
-    (void)listener;
     (void)address;
-    (void)length;
     int weight = agent->params.weight(agent->params.opaque);
     int bytes = weight > 0 ? snprintf(line, sizeof(line), "ready up %d%%\n", weight)
                            : snprintf(line, sizeof(line), weight == 0 ? "drain\n" : "down\n");
@@ -38,15 +34,10 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
     evutil_closesocket(fd);
 }
 
-static uint16_t port_of(evutil_socket_t fd)
+static bool make_room(void *opaque)
 {
-    struct sockaddr_storage address;
-    socklen_t length = sizeof(address);
-    if (getsockname(fd, (struct sockaddr *)&address, &length) != 0)
-        return 0;
-    return ntohs(address.ss_family == AF_INET6
-                     ? ((struct sockaddr_in6 *)(void *)&address)->sin6_port
-                     : ((struct sockaddr_in *)(void *)&address)->sin_port);
+    const struct kva_agent *agent = opaque;
+    return agent->params.make_room(agent->params.opaque);
 }
 
 static enum kva_status open_listener(struct kva_agent *agent, struct kva_err *err)
@@ -64,10 +55,14 @@ static enum kva_status open_listener(struct kva_agent *agent, struct kva_err *er
                               gai_strerror(code));
     int error = 0;
     for (const struct addrinfo *at = found; at && !agent->listener; at = at->ai_next) {
-        agent->listener = evconnlistener_new_bind(p->base, on_accept, agent,
-                                                  LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC |
-                                                      LEV_OPT_REUSEABLE,
-                                                  BACKLOG, at->ai_addr, (int)at->ai_addrlen);
+        agent->listener =
+            kva_listener_create(&(struct kva_listener_params){.base = p->base,
+                                                              .address = at->ai_addr,
+                                                              .address_length = at->ai_addrlen,
+                                                              .backlog = BACKLOG,
+                                                              .accept = on_accept,
+                                                              .make_room = make_room,
+                                                              .opaque = agent});
         error = errno;
     }
     freeaddrinfo(found);
@@ -75,7 +70,7 @@ static enum kva_status open_listener(struct kva_agent *agent, struct kva_err *er
         return kva_fail_param(err, KVA_EIO, "agent-listen",
                               "agent-listen: cannot listen on %s port %u: %s", p->host, p->port,
                               strerror(error));
-    agent->port = port_of(evconnlistener_get_fd(agent->listener));
+    agent->port = kva_listener_port(agent->listener);
     return KVA_OK;
 }
 
@@ -103,7 +98,6 @@ void kva_agent_destroy(struct kva_agent *agent)
 {
     if (!agent)
         return;
-    if (agent->listener)
-        evconnlistener_free(agent->listener);
+    kva_listener_destroy(agent->listener);
     free(agent);
 }

@@ -10,6 +10,8 @@
 
 #include "base/err.h"
 
+#include <stdbool.h>
+
 struct event_base;
 struct kva_agent;
 
@@ -19,6 +21,7 @@ struct kva_agent_params {
     uint16_t port; /* 0: any free one */
     /* Percent that are free; 0: drain; -1: down. */
     int (*weight)(void *opaque);
+    bool (*make_room)(void *opaque); /* as a listener's (server/http/listener.h) */
     void *opaque;
 };
 

@@ -294,12 +294,19 @@ static int weight(void *opaque)
     return percent < 1 ? 1 : (int)percent;
 }
 
+static bool make_room(void *opaque)
+{
+    struct kva_server *server = opaque;
+    return kva_http_make_room(server->http);
+}
+
 static enum kva_status create_agent(struct kva_server *server, struct kva_err *err)
 {
     const struct kva_agent_params params = {.base = server->base,
                                             .host = server->params.agent_host,
                                             .port = server->params.agent_port,
                                             .weight = weight,
+                                            .make_room = make_room,
                                             .opaque = server};
     return kva_agent_create(&params, &server->agent, err);
 }

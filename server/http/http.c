@@ -1,7 +1,6 @@
-/* http.c - listening: addresses, running out of descriptors, certificates. */
+/* http.c - listening: addresses, room for those who come, certificates. */
 #include "server/http/internal.h"
 
-#include "base/clock.h"
 #include "base/log.h"
 
 #include <arpa/inet.h>
@@ -12,43 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Until the next try: when room was made, and when there is none to be made. */
-#define RETRY_SOON_NS  (1 * KVA_NS_PER_MS)
-#define RETRY_LATER_NS (200 * KVA_NS_PER_MS)
 /* Connections that make room at once. */
 #define EVICT_COUNT 8u
 
-static void update_accepting(struct kva_http *http)
+bool kva_http_make_room(struct kva_http *http)
 {
-    bool want = !http->paused;
-    for (uint32_t i = 0; i < http->listener_count; i++) {
-        struct kva_http_listener *listener = &http->listeners[i];
-        if (want == listener->enabled)
-            continue;
-        listener->enabled = want;
-        if (want)
-            evconnlistener_enable(listener->listener);
-        else
-            evconnlistener_disable(listener->listener);
-    }
-}
-
-static void on_retry(evutil_socket_t fd, short what, void *opaque)
-{
-    (void)fd;
-    (void)what;
-    struct kva_http *http = opaque;
-    http->paused = false;
-    update_accepting(http);
-}
-
-/* Out of descriptors or memory: a level-triggered listener would spin. The connections that wait
- * longest give their descriptors up, in the loop's next turn; then try again. */
-static void on_accept_error(struct evconnlistener *evlistener, void *opaque)
-{
-    (void)evlistener;
-    const struct kva_http_listener *listener = opaque;
-    struct kva_http *http = listener->http;
     uint32_t evicted = 0;
     if (http->counts.accept_errors++ % 100 == 0)
         kva_log(KVA_LOG_WARN,
@@ -57,31 +24,18 @@ static void on_accept_error(struct evconnlistener *evlistener, void *opaque)
                 (unsigned long long)http->counts.accept_errors);
     while (evicted < EVICT_COUNT && kva_http_evict(http, NULL))
         evicted++;
-    struct timeval pause = {.tv_usec =
-                                (suseconds_t)((evicted ? RETRY_SOON_NS : RETRY_LATER_NS) / 1000)};
-    http->paused = true;
-    update_accepting(http);
-    evtimer_add(http->retry, &pause);
+    return evicted > 0;
 }
 
-static void on_accept(struct evconnlistener *evlistener, evutil_socket_t fd,
-                      struct sockaddr *address, int length, void *opaque)
+static bool make_room(void *opaque)
 {
-    (void)evlistener;
-    (void)length;
+    const struct kva_http_listener *listener = opaque;
+    return kva_http_make_room(listener->http);
+}
+
+static void on_accept(void *opaque, evutil_socket_t fd, const struct sockaddr *address)
+{
     kva_conn_open(opaque, fd, address);
-}
-
-static uint16_t port_of(struct evconnlistener *listener)
-{
-    struct sockaddr_storage address;
-    socklen_t length = sizeof(address);
-    char service[16];
-    if (getsockname(evconnlistener_get_fd(listener), (struct sockaddr *)&address, &length) == 0 &&
-        getnameinfo((struct sockaddr *)&address, length, NULL, 0, service, sizeof(service),
-                    NI_NUMERICSERV) == 0)
-        return (uint16_t)strtoul(service, NULL, 10);
-    return 0;
 }
 
 static bool is_loopback(const struct sockaddr *address)
@@ -96,17 +50,19 @@ static bool is_loopback(const struct sockaddr *address)
 static bool listen_on(struct kva_http *http, const struct addrinfo *address, bool admin)
 {
     struct kva_http_listener *listener = &http->listeners[http->listener_count];
-    unsigned flags = LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC;
-    if (address->ai_family == AF_INET6)
-        flags |= LEV_OPT_BIND_IPV6ONLY;
-    *listener = (struct kva_http_listener){.http = http, .admin = admin, .enabled = true};
-    listener->listener = evconnlistener_new_bind(http->params.base, on_accept, listener, flags,
-                                                 (int)http->params.backlog, address->ai_addr,
-                                                 (int)address->ai_addrlen);
+    const struct kva_listener_params params = {.base = http->params.base,
+                                               .address = address->ai_addr,
+                                               .address_length = address->ai_addrlen,
+                                               .backlog = (int)http->params.backlog,
+                                               .ipv6_only = true,
+                                               .accept = on_accept,
+                                               .make_room = make_room,
+                                               .opaque = listener};
+    *listener = (struct kva_http_listener){.http = http, .admin = admin};
+    listener->listener = kva_listener_create(&params);
     if (!listener->listener)
         return false;
-    evconnlistener_set_error_cb(listener->listener, on_accept_error);
-    *(admin ? &http->admin_port : &http->port) = port_of(listener->listener);
+    *(admin ? &http->admin_port : &http->port) = kva_listener_port(listener->listener);
     http->is_public = http->is_public || (!admin && !is_loopback(address->ai_addr));
     http->listener_count++;
     return true;
@@ -146,10 +102,9 @@ static enum kva_status create_parts(struct kva_http *http, struct kva_err *err)
 {
     const struct kva_http_params *params = &http->params;
     enum kva_status status = KVA_OK;
-    http->retry = evtimer_new(params->base, on_retry, http);
     http->addresses = kva_accounts_create();
     http->bodies = kva_accounts_create();
-    if (!http->retry || !http->addresses || !http->bodies)
+    if (!http->addresses || !http->bodies)
         return kva_fail(err, KVA_ENOMEM, "Out of memory for the HTTP server.");
     if (params->tls_cert_path)
         status = kva_tls_create(params->tls_cert_path, params->tls_key_path, &http->tls, err);
@@ -183,11 +138,9 @@ void kva_http_destroy(struct kva_http *http)
     if (!http)
         return;
     for (uint32_t i = 0; i < http->listener_count; i++)
-        evconnlistener_free(http->listeners[i].listener);
+        kva_listener_destroy(http->listeners[i].listener);
     while (!kva_list_empty(&http->conns))
         kva_conn_destroy(KVA_CONTAINER_OF(http->conns.next, struct kva_conn, link));
-    if (http->retry)
-        event_free(http->retry);
     kva_accounts_destroy(http->addresses);
     kva_accounts_destroy(http->bodies);
     SSL_CTX_free(http->tls);

@@ -80,6 +80,10 @@ bool kva_http_is_public(const struct kva_http *http);
 /* Read certificate and key again; new connections use them. On failure the old ones stay. */
 KVA_MUST_CHECK enum kva_status kva_http_reload_tls(struct kva_http *http, struct kva_err *err);
 
+/* Whoever accepts connections in this process has no descriptor left for one, errno says why: it is
+ * counted, and connections that wait longest close. False: none does. */
+bool kva_http_make_room(struct kva_http *http);
+
 struct kva_http_counts {
     uint32_t connections;
     uint32_t waiting; /* of those: without a request */

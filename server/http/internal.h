@@ -5,11 +5,11 @@
 #include "base/list.h"
 #include "server/http/accounts.h"
 #include "server/http/http.h"
+#include "server/http/listener.h"
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event_struct.h>
-#include <event2/listener.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -26,9 +26,8 @@ struct kva_conn;
 
 struct kva_http_listener {
     struct kva_http *http;
-    struct evconnlistener *listener;
+    struct kva_listener *listener;
     bool admin;
-    bool enabled;
 };
 
 struct kva_http {
@@ -36,7 +35,6 @@ struct kva_http {
     struct kva_http_listener listeners[KVA_HTTP_LISTENERS_MAX];
     uint32_t listener_count;
     SSL_CTX *tls;
-    struct event *retry; /* accept again after the process ran out of descriptors */
     struct kva_list conns;
     struct kva_list waiting; /* connections without a request, the one that waits longest first */
     struct kva_accounts *addresses; /* waiting connections by address */
@@ -46,7 +44,6 @@ struct kva_http {
     uint16_t port;
     uint16_t admin_port;
     bool is_public;
-    bool paused; /* accepting failed a moment ago */
 };
 
 /*              a byte                head complete          body complete

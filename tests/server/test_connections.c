@@ -423,6 +423,46 @@ static void test_connections__running_out_of_descriptors_is_survived(void **stat
     fixture_stop(&f);
 }
 
+/* A load balancer's question is answered then, too, by connections that wait. */
+static void test_connections__the_agent_gets_a_descriptor(void **state)
+{
+    (void)state;
+    int idle[4], taken[64], taken_count = 0;
+    char line[64] = "";
+    struct rlimit before, few;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    begin();
+    f.params.agent_host = "127.0.0.1";
+    fixture_start(&f);
+    for (size_t i = 0; i < KVA_COUNT_OF(idle); i++) {
+        idle[i] = client_connect(f.port);
+        client_puts(idle[i], GET_HEALTH);
+        expect_status(idle[i], 200);
+    }
+    address.sin_port = htons(kva_server_agent_port(f.server));
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct timeval patience = {.tv_sec = 20};
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = (rlim_t)fd + 8;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while ((taken[taken_count] = dup(fd)) >= 0)
+        assert_true(++taken_count < (int)KVA_COUNT_OF(taken));
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    ssize_t got = recv(fd, line, sizeof(line) - 1, MSG_WAITALL);
+    while (taken_count > 0)
+        close(taken[--taken_count]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    if (got <= 0 || strncmp(line, "ready up ", 9) != 0)
+        fail_msg("%d bytes, '%s'", (int)got, line);
+    close(fd);
+    for (size_t i = 0; i < KVA_COUNT_OF(idle); i++)
+        close(idle[i]);
+    assert_true(client_metric(f.port, "kvahead_accept_errors_total", NULL) >= 1);
+    fixture_stop(&f);
+}
+
 /* --- who may ask for what, where ------------------------------------------------------------- */
 
 static int status_at(uint16_t port, const char *method, const char *path, const char *headers)
@@ -511,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_connections__oldest_waiting_of_an_address_makes_room),
         cmocka_unit_test(test_connections__probes_are_answered_when_all_are_busy),
         cmocka_unit_test(test_connections__running_out_of_descriptors_is_survived),
+        cmocka_unit_test(test_connections__the_agent_gets_a_descriptor),
         cmocka_unit_test(test_connections__admin_listener_has_probes_and_metrics_only),
         cmocka_unit_test(test_connections__strange_hosts_are_refused_on_loopback_without_keys),
     };
