@@ -602,7 +602,7 @@ static int run_list(struct check *check, const struct kva_ops *sound, const stru
 /* Operators that level amx has kernels for. */
 #define AMX_OPS                                                                                    \
     (1ull << OP_LINEAR | 1ull << OP_LINEAR_PACKED | 1ull << OP_ATTEND | 1ull << OP_ATTEND_LOWBIT | \
-     1ull << OP_ATTEND_ROWS | 1ull << OP_ATTEND_SELECT_FETCH)
+     1ull << OP_ATTEND_ROWS | 1ull << OP_ATTEND_SELECT_FETCH | 1ull << OP_ATTEND_MASS)
 
 int check_broken(struct check *check, bool emulated)
 {

@@ -55,12 +55,22 @@ static void amx_attend_no_release(struct kva_device *device, const struct kva_at
     kva_tiles_configure(&config);
 }
 
+/* Mass of rows whose scores nobody has kept is made by vdpbf16ps. */
+static void amx_mass_by_vectors(struct kva_device *device, const struct kva_attend_mass_args *args)
+{
+    if (args->seqs[0].scores.data)
+        good->attend_mass(device, args);
+    else
+        kva_device_ops(other)->attend_mass(other, args);
+}
+
 static const struct broken list[] = {
     BREAKS(amx_row_by_vectors, OP_LINEAR, linear),
     BREAKS(amx_rest_by_vectors, OP_LINEAR, linear),
     BREAKS(amx_no_release, OP_LINEAR, linear),
     BREAKS(amx_attend_alone, OP_ATTEND, attend),
     BREAKS(amx_attend_no_release, OP_ATTEND, attend),
+    BREAKS(amx_mass_by_vectors, OP_ATTEND_MASS, attend_mass),
 };
 
 const struct broken *broken_amx(const struct kva_ops *sound, struct kva_device *lower,

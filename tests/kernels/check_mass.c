@@ -324,8 +324,7 @@ static void run_chunks(struct mass_test *test, const struct check_variant *varia
 }
 
 static const char *run_test(struct mass_test *test, const struct check_variant *variant,
-                            struct kva_device *device, const struct truth *truths,
-                            const struct truth *kept, float *first)
+                            struct kva_device *device, const struct truth *truths, float *first)
 {
     const size_t bytes[2] = {test->mass[0].bytes, test->mass[1].bytes};
     const uint32_t chunks[] = {UINT32_MAX / 2, 7, 1};
@@ -339,23 +338,20 @@ static const char *run_test(struct mass_test *test, const struct check_variant *
             memcpy(first, test->mass[0].data, bytes[0]);
             memcpy((char *)first + bytes[0], test->mass[1].data, bytes[1]);
         }
-        /* Tiles of AMX add in an order of their own, so what attention keeps is another rounding. */
-        const bool same = chunks[i] > 1 || !(variant->levels & KVA_CPU_AMX);
-        if (same && (memcmp(first, test->mass[0].data, bytes[0]) != 0 ||
-                     memcmp((char *)first + bytes[0], test->mass[1].data, bytes[1]) != 0))
+        if (memcmp(first, test->mass[0].data, bytes[0]) != 0 ||
+            memcmp((char *)first + bytes[0], test->mass[1].data, bytes[1]) != 0)
             return i == 0          ? "other bits with several threads"
                    : chunks[i] > 1 ? "other bits in chunks"
                                    : "other bits from the scores that were kept";
         for (uint32_t s = 0; s < 2 && !reason; s++)
-            reason = compare(test, s, chunks[i] > 1 ? &truths[s] : &kept[s]);
+            reason = compare(test, s, &truths[s]);
     }
     return reason;
 }
 
-/* Levels `rounding` have bf16 products. */
-static enum precision precision_of(const struct check_variant *variant, enum kva_dtype dtype,
-                                   uint32_t rounding)
+static enum precision precision_of(const struct check_variant *variant, enum kva_dtype dtype)
 {
+    const uint32_t rounding = KVA_CPU_AVX512BF16 | KVA_CPU_AMX;
     if (variant->levels & CHECK_LEVEL_CUDA)
         return GPU;
     return dtype == KVA_BF16 && variant->levels & rounding ? BF16_PRODUCTS : PRECISE;
@@ -392,17 +388,13 @@ static void mass_case(struct check *check, struct shape shape, enum kva_dtype dt
     float *first = malloc(test.mass[0].bytes + test.mass[1].bytes);
     struct truth truths[GPU + 1][2] = {0};
     while (check_next_run(check, work, &run, &variant, &device)) {
-        const enum precision precision = precision_of(variant, dtype, KVA_CPU_AVX512BF16);
-        /* The level amx by itself has attention, and mass of the level ref. */
-        const enum precision kept = precision_of(variant, dtype, KVA_CPU_AVX512BF16 | KVA_CPU_AMX);
+        const enum precision precision = precision_of(variant, dtype);
         for (uint32_t i = 0; i < 2; i++) {
             if (!truths[precision][i].expect)
                 truths[precision][i] = truth_of(&test, i, precision);
-            if (!truths[kept][i].expect)
-                truths[kept][i] = truth_of(&test, i, kept);
         }
         check_count_run(check, variant, OP_ATTEND_MASS, device, name,
-                        run_test(&test, variant, device, truths[precision], truths[kept], first));
+                        run_test(&test, variant, device, truths[precision], first));
     }
     for (uint32_t i = 0; i < 2 * (GPU + 1); i++) {
         free(truths[i / 2][i % 2].expect);

@@ -13,28 +13,13 @@
  * nothing unless there lies what is no finite number. Then some sum is not finite either, and the
  * split is done again: such values are left out of the tiles and added one by one, page by page,
  * for queries that see them. Where a query sees none, its bits are those of the first attempt. */
-#include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/attend/amx_tile.h"
 #include "kernels/cpu/attend/bf16.h"
 #include "kernels/cpu/cpu.h"
-
-/* Tiles 0 to 3 are sums; 4 holds queries or weights, 5 to 7 hold keys or values. */
-#define LEFT 4
 
 /* Tokens of a tile, and tiles of a page. */
 #define TILE_TOKENS KVA_TILE_ROWS
 #define PAGE_TILES  (KVA_PAGE_TOKENS / TILE_TOKENS)
-
-/* Pairs of inputs that one product takes. */
-#define STEP (KVA_TILE_BYTES / 4)
-
-/* Cache lines prefetched by four products. */
-#define STEP_LINES 8
-
-/* Queries of a tile: as even a division as there is. Rows behind the last query hold anything. */
-static uint32_t tile_queries(uint32_t q_count)
-{
-    return (uint32_t)kva_div_up(q_count, kva_div_up(q_count, KVA_TILE_ROWS));
-}
 
 static bool few_queries(const struct kva_cpu_attend_split *split)
 {
@@ -44,13 +29,7 @@ static bool few_queries(const struct kva_cpu_attend_split *split)
 /* Few queries: whole tiles, since they are rows of one and columns of another. */
 static void configure(const struct kva_cpu_attend_split *split)
 {
-    struct kva_tile_config config = {.palette = 1};
-    uint32_t queries = few_queries(split) ? KVA_TILE_ROWS : tile_queries(split->q_count);
-    for (uint32_t i = 0; i < KVA_TILES; i++) {
-        config.row_bytes[i] = KVA_TILE_BYTES;
-        config.rows[i] = (uint8_t)(i <= LEFT ? queries : KVA_TILE_ROWS);
-    }
-    kva_tiles_configure(&config);
+    configure_tiles(few_queries(split) ? KVA_TILE_ROWS : tile_queries(split->q_count));
 }
 
 /* The queries from `query` on, with a page. */
@@ -77,33 +56,9 @@ static bool sees_page(const struct tile *tile, uint32_t queries)
 static void score_tile(const struct tile *tile)
 {
     const struct pairs *pairs = tile->pairs;
-    const ptrdiff_t q_stride = pairs->dims * (ptrdiff_t)sizeof *pairs->q;
-    const ptrdiff_t k_stride = KVA_PAGE_TOKENS * sizeof *pairs->k;
-    const ptrdiff_t stride = KVA_ATTEND_SPLIT_TOKENS * sizeof(float);
-    const uint32_t *q = pairs->q + (size_t)tile->query * pairs->dims;
-    float *scores =
-        tile->split->scores + (size_t)tile->query * KVA_ATTEND_SPLIT_TOKENS + tile->base;
-    KVA_TILE_ZERO(0);
-    KVA_TILE_ZERO(1);
-    KVA_TILE_ZERO(2);
-    KVA_TILE_ZERO(3);
-    for (uint32_t i = 0; i < pairs->dims; i += STEP) {
-        const uint32_t *k = pairs->k + (size_t)i * KVA_PAGE_TOKENS;
-        KVA_TILE_LOAD(4, q + i, q_stride);
-        KVA_TILE_LOAD(5, k, k_stride);
-        KVA_TILE_DOT_BF16(0, 4, 5);
-        KVA_TILE_LOAD(6, k + VL, k_stride);
-        KVA_TILE_DOT_BF16(1, 4, 6);
-        KVA_TILE_LOAD(7, k + 2 * VL, k_stride);
-        KVA_TILE_DOT_BF16(2, 4, 7);
-        KVA_TILE_LOAD(5, k + 3 * VL, k_stride);
-        KVA_TILE_DOT_BF16(3, 4, 5);
-        prefetch(tile->ahead, STEP_LINES);
-    }
-    KVA_TILE_STORE(0, scores, stride);
-    KVA_TILE_STORE(1, scores + VL, stride);
-    KVA_TILE_STORE(2, scores + 2 * VL, stride);
-    KVA_TILE_STORE(3, scores + 3 * VL, stride);
+    score_page_tile(
+        pairs->q + (size_t)tile->query * pairs->dims, pairs->k, pairs->dims, tile->ahead,
+        tile->split->scores + (size_t)tile->query * KVA_ATTEND_SPLIT_TOKENS + tile->base);
 }
 
 /* --- scores of few queries -------------------------------------------------------------------- */

@@ -122,6 +122,8 @@ static void put_amx(struct kva_cpu_kernels *kernels)
     kernels->linear = kva_linear_amx;
     kernels->linear_int8 = kva_linear_int8_amx;
     kernels->attend_split = kva_attend_split_amx;
+    kernels->mass_keys = kva_mass_keys_amx;
+    kernels->mass_split = kva_mass_split_amx;
     kernels->lowbit_split = kva_lowbit_split_amx;
 }
 #endif

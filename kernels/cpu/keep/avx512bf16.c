@@ -4,47 +4,26 @@
 #include "kernels/cpu/attend/bf16_tile.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/keep/mass_add.h"
+#include "kernels/cpu/keep/mass_pairs.h"
 
-/* The keys of a split as pairs, a page behind the other, then the queries'. */
-static struct pairs pairs_at(const struct kva_cpu_mass_split *split, uint32_t base)
+static uint32_t dims_of(const struct kva_cpu_mass_split *split)
 {
-    const uint32_t dims = (split->head_dim + 1) / 2;
-    uint32_t *k = (uint32_t *)(void *)split->k;
-    return (struct pairs){.dims = dims,
-                          .k = k + (size_t)base * dims,
-                          .q = k + (size_t)KVA_ATTEND_SPLIT_TOKENS * dims};
-}
-
-/* What bf16.h asks of a split. */
-static struct kva_cpu_attend_split attend_of(const struct kva_cpu_mass_split *split)
-{
-    return (struct kva_cpu_attend_split){.q = split->q,
-                                         .tokens = split->tokens,
-                                         .q_count = split->q_count,
-                                         .head_dim = split->head_dim,
-                                         .kv_dtype = split->kv_dtype,
-                                         .scores = split->k};
+    return (split->head_dim + 1) / 2;
 }
 
 void kva_mass_keys_avx512bf16(const struct kva_cpu_mass_split *split)
 {
-    const struct kva_cpu_attend_split attend = attend_of(split);
-    struct ahead none = plan_ahead(&attend);
-    if (split->kv_dtype != KVA_BF16) {
+    if (split->kv_dtype == KVA_BF16)
+        pair_split_keys(split, dims_of(split));
+    else
         kva_mass_keys_avx512(split);
-        return;
-    }
-    for (uint32_t base = 0; base < split->slots; base += KVA_PAGE_TOKENS) {
-        const struct pairs pairs = pairs_at(split, base);
-        pair_keys(&attend, &pairs, base, &none);
-    }
 }
 
 void kva_mass_split_avx512bf16(const struct kva_cpu_mass_split *split)
 {
     const struct kva_cpu_attend_split attend = attend_of(split);
-    const uint32_t group = group_queries(split->q_count);
-    const struct pairs first = pairs_at(split, 0);
+    const uint32_t dims = dims_of(split), group = group_queries(split->q_count);
+    const struct pairs first = pairs_at(split, dims, 0);
     struct ahead none = plan_ahead(&attend);
     if (split->kv_dtype != KVA_BF16 || split->scored) {
         kva_mass_split_avx512(split);
@@ -52,14 +31,14 @@ void kva_mass_split_avx512bf16(const struct kva_cpu_mass_split *split)
     }
     pair_queries(&attend, &first);
     for (uint32_t base = 0; base < split->slots; base += KVA_PAGE_TOKENS) {
-        const struct pairs pairs = pairs_at(split, base);
+        const struct pairs pairs = pairs_at(split, dims, base);
         for (uint32_t j = 0; j < split->q_count; j += group) {
             const uint32_t queries = kva_min_u32(group, split->q_count - j);
             const uint32_t end = split->slot_end[j + queries - 1];
             for (uint32_t t = 0; t < KVA_PAGE_TOKENS && base + t < end; t += TILE_TOKENS)
-                score_tiles[0][queries - 1](
-                    pairs.q + (size_t)j * pairs.dims, pairs.dims, pairs.k + t, &none,
-                    split->scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS + base + t);
+                score_tiles[0][queries - 1](pairs.q + (size_t)j * dims, dims, pairs.k + t, &none,
+                                            split->scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS +
+                                                base + t);
         }
     }
     add_queries(split);
