@@ -67,7 +67,8 @@ class Shape:
 
 
 class Texts:
-    """Prompts of about so many tokens; the same key gives the same text."""
+    """Prompts of about so many tokens; the same key gives the same text, and of fewer tokens its
+    beginning."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -101,8 +102,7 @@ def synthetic(shape: Shape) -> Iterator[Request]:
         shared = min(shape.prefixes.tokens, tokens - 1)
         if shared > 0:
             group = rng.randrange(shape.prefixes.groups)
-            whole = texts.make(f"prefix/{group}", shape.prefixes.tokens)
-            pieces.append(whole if shared == shape.prefixes.tokens else whole[:shared])
+            pieces.append(texts.make(f"prefix/{group}", shared))
         pieces.append(texts.make(f"own/{index}", tokens - max(shared, 0)))
         leaves = rng.random() < shape.cancel_share
         yield Request(

@@ -132,6 +132,17 @@ def test_workload__a_prompt_shorter_than_its_prefix_keeps_a_token_of_its_own():
     assert a.prompt[9:] != b.prompt[9:]
 
 
+def test_workload__a_prefix_longer_than_the_prompt_is_cut_in_words():
+    """Of words too: the prompt has its length, and its beginning is that of longer ones."""
+    prefixes = workload.Prefixes(tokens=600, groups=1)
+    (long,) = take(workload.synthetic(shape("900", prefixes=prefixes, tokens_per_word=2.0)), 1)
+    (short,) = take(workload.synthetic(shape("200", prefixes=prefixes, tokens_per_word=2.0)), 1)
+    assert len(long.prompt.split()) == 450
+    assert short.prompt.split()[:100] == long.prompt.split()[:100]
+    # 199 tokens are shared; the one left is a word, since there is no half of one.
+    assert len(short.prompt.split()) == 101
+
+
 # ---- traces -------------------------------------------------------------------------------------
 
 
