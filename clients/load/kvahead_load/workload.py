@@ -139,13 +139,12 @@ def _row_of_json(line: dict[str, Any]) -> TraceRow:
 
 
 def _time_of(text: str) -> float:
-    """Read seconds, or a date with a time as Azure's traces have it."""
+    """Read seconds, or a date with a time as Azure's traces have it: UTC where it has no offset."""
     try:
         return float(text)
     except ValueError:
-        stamp, dot, fraction = text.strip().partition(".")
-        seconds = datetime.datetime.fromisoformat(stamp).replace(tzinfo=datetime.UTC).timestamp()
-        return seconds + (float(f"0.{fraction[:9]}") if dot else 0.0)
+        moment = datetime.datetime.fromisoformat(text.strip())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def _rows_of_csv(text: str) -> list[TraceRow]:

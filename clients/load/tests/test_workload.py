@@ -192,6 +192,17 @@ def test_traces__azures_csv(tmp_path):
     assert rows[1].at_s == pytest.approx(3.5, abs=1e-6)
 
 
+def test_traces__azures_csv_with_offsets_from_utc(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 02:00:01+02:00,2399,6\n"
+        "2024-05-10T00:00:02.5Z,76,15\n2024-05-10 00:00:03,12,7\n"
+    )
+    times = [row.at_s for row in workload.load_trace(path)]
+    assert times == pytest.approx([0, 0.99007, 2.49007, 2.99007], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "part"),
     [
