@@ -240,9 +240,10 @@ def _total(point: Point, rows: list[workload.TraceRow]) -> int | None:
 
 
 async def _first_rate(client: Client, shape: workload.Shape) -> float:
-    """Half of what a server would do that answers one request after the other."""
+    """Half of what a server would do that answers one request after the other. Its prompts are no
+    load's, which would find them in the server's prefix cache."""
     seconds = []
-    source = workload.synthetic(replace(shape, cancel_share=0.0))
+    source = workload.synthetic(replace(shape, cancel_share=0.0, seed=f"{shape.seed}/lone"))
     for _ in range(AUTO_LONE_REQUESTS):
         record = await client.send(next(source))
         if record.error:

@@ -124,6 +124,17 @@ def test_cli__a_walk_ends_at_the_saturation_point(tmp_path, capsys):
     assert "limit" in (tmp_path / "load.svg").read_text()
 
 
+def test_cli__a_walk_asks_for_nothing_twice(capsys):
+    """Nor for what the lone requests had that its first rate follows from."""
+    script = lambda number, body: [Refuse(503, "full")] if number > 20 else words(1)  # noqa: E731
+    with serving(Scripted(script=script)) as server:
+        code = main(["--base-url", server.url, "--rate", "auto", "--requests", "4", "--json"])
+    assert code == 0
+    prompts = [body["prompt"] for body in server.bodies]
+    assert len(prompts) > 1 + 3 + 4
+    assert len(set(prompts)) == len(prompts)
+
+
 def test_cli__json_and_failures(capsys):
     script = lambda number, body: [Refuse(429, "slow down")] if number > 5 else words(1)  # noqa: E731
     with serving(Scripted(script=script)) as server:
