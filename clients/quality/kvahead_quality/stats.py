@@ -81,18 +81,38 @@ def estimate_difference(groups: Sequence[Sequence[tuple[float, float]]], seed: i
     """Estimate the mean over groups of (second - first), both scored on the same samples: -1..1.
 
     Paired, stratified percentile bootstrap: pairing removes the spread between samples, which is
-    what makes two policies comparable at small sample counts. Where all differences are equal,
-    resampling shows no spread; then the bound is Wilson's upper end for 0 of n samples differing.
+    what makes two policies comparable at small sample counts. In a group whose differences are all
+    equal, resampling shows no spread. Such groups together reach as far as Wilson's upper end for
+    0 of n samples that differ from their group's others, n the smallest group's times the groups;
+    with the bootstrap of the other groups that is combined by MOVER, as in `estimate_average`.
     """
     count = sum(len(group) for group in groups)
     if not groups or not all(groups):
         return Estimate(math.nan, math.nan, math.nan, count, "none")
-    diffs = [[second - first for first, second in group] for group in groups]
-    mean = math.fsum(math.fsum(d) / len(d) for d in diffs) / len(diffs)
-    if len({value for group in diffs for value in group}) == 1:
-        reach = wilson(0, count)[1]
-        return Estimate(mean, max(mean - reach, -1), min(mean + reach, 1), count, "wilson-bound")
-    return Estimate(mean, *_bootstrap(diffs, seed), count, "paired-bootstrap")
+    # Rounded, so that equal differences are equal: 1 - 0.8 is not quite 0.8 - 0.6.
+    diffs = [[round(second - first, 12) for first, second in group] for group in groups]
+    mean = _mean_of_means(diffs)
+    flat = [group for group in diffs if len(set(group)) == 1]
+    spread = [group for group in diffs if len(set(group)) > 1]
+    if not flat:
+        return Estimate(mean, *_bootstrap(diffs, seed), count, "paired-bootstrap")
+    reach = wilson(0, len(flat) * min(len(group) for group in flat))[1] * len(flat) / len(diffs)
+    below = above = 0.0
+    if spread:
+        share, centre = len(spread) / len(diffs), _mean_of_means(spread)
+        low, high = _bootstrap(spread, seed)
+        below, above = share * (centre - low), share * (high - centre)
+    return Estimate(
+        mean,
+        max(mean - math.hypot(below, reach), -1.0),
+        min(mean + math.hypot(above, reach), 1.0),
+        count,
+        "mover" if spread else "wilson-bound",
+    )
+
+
+def _mean_of_means(groups: Sequence[Sequence[float]]) -> float:
+    return math.fsum(math.fsum(group) / len(group) for group in groups) / len(groups)
 
 
 def _bootstrap(groups: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:

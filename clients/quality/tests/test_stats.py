@@ -105,3 +105,30 @@ def test_estimate_difference__no_difference_seen_is_not_no_difference() -> None:
     got = stats.estimate_difference([[(1.0, 1.0)] * 10, [(0.5, 0.5)] * 10])
     reach = stats.wilson(0, 20)[1]
     assert (got.mean, got.low, got.high) == pytest.approx((0.0, -reach, reach))
+
+
+def test_estimate_difference__groups_without_spread_are_not_called_certain() -> None:
+    """Each group's differences are equal, but not those of one group and the other."""
+    got = stats.estimate_difference([[(1.0, 1.0)] * 10, [(1.0, 0.0)] * 10])
+    reach = stats.wilson(0, 20)[1]
+    assert (got.mean, got.method) == (-0.5, "wilson-bound")
+    assert (got.low, got.high) == pytest.approx((-0.5 - reach, -0.5 + reach))
+    # Of groups of several sizes so many count as the smallest has.
+    uneven = stats.estimate_difference([[(1.0, 1.0)] * 10, [(1.0, 0.0)] * 40])
+    assert (uneven.low, uneven.high) == pytest.approx((got.low, got.high))
+    # Fifths that are apart by a rounding are no spread.
+    fifths = stats.estimate_difference([[(1.0, 0.8), (0.8, 0.6)] * 10])
+    assert fifths.method == "wilson-bound" and fifths.low == pytest.approx(-0.2 - reach)
+    one = stats.estimate_difference([[(1.0, 0.0)]])
+    assert one.low == -1 and one.high > -0.5
+
+
+def test_estimate_difference__one_group_without_spread_widens_the_interval() -> None:
+    spread = [(1.0, 1.0)] * 5 + [(1.0, 0.5)] * 5
+    alone = stats.estimate_difference([spread])
+    got = stats.estimate_difference([spread, [(1.0, 1.0)] * 10])
+    reach = stats.wilson(0, 10)[1]
+    assert (got.mean, got.method) == (-0.125, "mover")
+    below, above = alone.mean - alone.low, alone.high - alone.mean
+    assert got.mean - got.low == pytest.approx(math.hypot(below, reach) / 2)
+    assert got.high - got.mean == pytest.approx(math.hypot(above, reach) / 2)
