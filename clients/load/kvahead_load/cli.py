@@ -278,7 +278,7 @@ class _Plan:
         share = metrics.good_share(outcome.records, self._limits)
         if self.walk and outcome.point.rate is not None:
             self.walk.tell(outcome.point.rate, share)
-        return f", {share:.0%} good"
+        return "" if share is None else f", {share:.0%} good"
 
 
 async def _run_point(
@@ -431,7 +431,10 @@ async def _main(args: argparse.Namespace, console: Console) -> int:
         out.print(report.latencies(points), report.rates(points))
         if document["saturation"]:
             out.print(report.saturation(document), markup=False, soft_wrap=True, highlight=False)
-    for point in points:
+    for point, outcome in zip(points, outcomes, strict=True):
+        if not point["requests"]:
+            why = ": all were warm-up" if outcome.records else ""
+            console.print(f"{point['load']}: no request counts{why}", markup=False, soft_wrap=True)
         for error, count in point["errors"].items():
             console.print(f"{point['load']}: {count} x {error}", markup=False, soft_wrap=True)
     if document["interrupted"]:

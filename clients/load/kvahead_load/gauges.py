@@ -7,6 +7,7 @@ The names of kvahead, vLLM, SGLang and llama.cpp are known; a server without the
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,16 +66,26 @@ COUNTERS: Names = {
 }
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def parse(text: str) -> dict[str, float]:
-    """Read Prometheus' text format into the figures above; those that are missing are absent."""
+    """Read Prometheus' text format into the figures above; those that are missing, or no finite
+    numbers, are absent."""
     lines = [found.groups() for line in text.splitlines() if (found := LINE.match(line))]
     figures: dict[str, float] = {}
     for figure, names in (GAUGES | COUNTERS).items():
         for wanted, label in names:
             values = [
-                float(value)
+                number
                 for name, labels, value in lines
                 if name == wanted and label in (labels or "")
+                for number in (_number(value),)
+                if math.isfinite(number)
             ]
             if values:
                 figures[figure] = sum(values)

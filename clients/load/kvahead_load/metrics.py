@@ -12,8 +12,8 @@ Goodput (DistServe, arXiv:2401.09670) is complete answers within all given limit
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +73,11 @@ def is_good(record: Record, limits: Limits) -> bool:
     return all(limit is None or value is None or value <= limit for limit, value in checks)
 
 
-def good_share(records: list[Record], limits: Limits) -> float:
-    """Of the requests that count and whose clients stayed, what share was good."""
+def good_share(records: list[Record], limits: Limits) -> float | None:
+    """Of the requests that count and whose clients stayed, what share was good; None: there are
+    none."""
     stayed = [record for record in records if not record.warm_up and not record.cancelled]
-    return sum(is_good(record, limits) for record in stayed) / max(len(stayed), 1)
+    return sum(is_good(record, limits) for record in stayed) / len(stayed) if stayed else None
 
 
 def distribution(values: list[float]) -> dict[str, float] | None:
@@ -91,7 +92,7 @@ def distribution(values: list[float]) -> dict[str, float] | None:
 
 def summarise(records: list[Record], limits: Limits, seconds: float) -> dict[str, Any]:
     """Figures of one point of a sweep; `seconds` is how long its load lasted. Warm-up requests do
-    not count."""
+    not count; without any that does there are no rates (None)."""
     counted = [record for record in records if not record.warm_up]
     good = [record for record in counted if record.ok]
     errors = Counter(record.error for record in counted if record.error)
@@ -99,7 +100,9 @@ def summarise(records: list[Record], limits: Limits, seconds: float) -> dict[str
     per_token = [value for record in good if (value := tpot(record)) is not None]
     prompts = [record.prompt_tokens for record in good if record.prompt_tokens is not None]
     cached = [record.cached_tokens for record in good if record.cached_tokens is not None]
-    rate = 1 / seconds if seconds > 0 else math.nan
+    per_s: Callable[[int], float | None] = lambda value: (  # noqa: E731
+        value / seconds if seconds > 0 else None
+    )
     kept = sum(is_good(record, limits) for record in counted)
     return {
         "seconds": seconds,
@@ -108,11 +111,11 @@ def summarise(records: list[Record], limits: Limits, seconds: float) -> dict[str
         "cancelled": sum(record.cancelled for record in counted),
         "failed": sum(errors.values()),
         "errors": dict(errors.most_common(10)),
-        "requests_per_s": len(good) * rate,
-        "output_tokens_per_s": sum(record.output_tokens for record in counted) * rate,
-        "prompt_tokens_per_s": sum(prompts) * rate if prompts else None,
+        "requests_per_s": per_s(len(good)),
+        "output_tokens_per_s": per_s(sum(record.output_tokens for record in counted)),
+        "prompt_tokens_per_s": per_s(sum(prompts)) if prompts else None,
         "good": kept if limits.any() else None,
-        "goodput_per_s": kept * rate if limits.any() else None,
+        "goodput_per_s": per_s(kept) if limits.any() else None,
         "good_share": good_share(records, limits) if limits.any() else None,
         "prompt_tokens": distribution([float(value) for value in prompts]),
         "cached_tokens": sum(cached) if cached else None,

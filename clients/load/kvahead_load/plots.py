@@ -105,19 +105,21 @@ def _latency(ax: Axes, points: list[dict[str, Any]], key: str, limit_s: float | 
 def _throughput(ax: Axes, points: list[dict[str, Any]]) -> None:
     """Of an open loop: what is asked, answered and answered well; of a closed one: tokens."""
     loads = [point["level"] for point in points]
+    tokens, answered, good = (
+        [np.nan if p[name] is None else p[name] for p in points]
+        for name in ("output_tokens_per_s", "requests_per_s", "goodput_per_s")
+    )
     if points[0]["concurrency"]:
-        ax.plot(loads, [p["output_tokens_per_s"] for p in points], marker="o", markersize=4)
+        ax.plot(loads, tokens, marker="o", markersize=4)
         ax.set(title="throughput", ylabel="output tokens / s", ylim=(0, None))
         return
     # Clients that leave and the run's last answers make the offered line lie above the others.
     ax.plot(loads, loads, color="#999999", ls="--", lw=1, label="offered")
-    answered = [p["requests_per_s"] for p in points]
     ax.plot(loads, answered, marker="o", markersize=4, label="complete")
-    good = [p["goodput_per_s"] for p in points]
-    if all(value is not None for value in good):
+    if not all(np.isnan(good)):
         ax.plot(loads, good, marker="s", markersize=4, label="good")
     # The line of what was offered may leave the picture: it is the other two that say something.
-    top = 1.25 * max([*answered, *(value or 0.0 for value in good), 1e-9])
+    top = 1.25 * np.nanmax([*answered, *good, 1e-9])
     ax.set(title="requests", ylabel="requests / s", ylim=(0, top))
     ax.legend(frameon=False, fontsize=8)
 

@@ -60,6 +60,8 @@ def saturation(document: dict[str, Any]) -> str:
     )
     kept, lost = found["rate_kept"], found["rate_lost"]
     share = f"{found['kept_share']:.0%} within {shown}"
+    if kept is None and lost is None:
+        return f"no rate was measured ({share})"
     if kept is None:
         text = f"saturated at every rate that was tried: never {share}"
     elif lost is None:

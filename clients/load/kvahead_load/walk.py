@@ -27,11 +27,16 @@ class Walk:
     """Ask `next`, measure, `tell`; until `next` gives None."""
 
     first: float
+    ended: bool = False  # there is no going on
     shares: dict[float, float] = field(default_factory=dict)  # rate -> share of good requests
 
-    def tell(self, rate: float, share: float) -> None:
-        """Note what share of the requests was good."""
-        self.shares[rate] = share
+    def tell(self, rate: float, share: float | None) -> None:
+        """Note what share of the requests was good; None: there were none, which ends the walk,
+        for lower rates would have fewer still."""
+        if share is None:
+            self.ended = True
+        else:
+            self.shares[rate] = share
 
     @property
     def kept(self) -> float | None:
@@ -47,7 +52,7 @@ class Walk:
 
     def next(self) -> float | None:
         """Return the next rate; None: there is nothing more to learn."""
-        if len(self.shares) >= POINTS_MAX:
+        if self.ended or len(self.shares) >= POINTS_MAX:
             return None
         if not self.shares:
             return round_rate(self.first)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from scripted import Hang, Refuse, Scripted, words
@@ -45,6 +45,26 @@ def serving(server: Scripted) -> Iterator[Scripted]:
         loop.call_soon_threadsafe(done.set)
         thread.join()
         loop.close()
+
+
+@contextlib.contextmanager
+def interrupting(when: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C once `when` is true."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not when():
+            if over.wait(0.005):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def test_cli__a_sweep_gives_results_and_pictures(tmp_path, capsys):
@@ -167,22 +187,43 @@ def test_cli__a_trace(tmp_path, capsys):
 
 def test_cli__an_interrupt_writes_what_there_is(tmp_path):
     script = lambda number, body: [Hang()] if number > 3 else words(2)  # noqa: E731
-    with serving(Scripted(script=script)) as server:
-
-        def interrupt() -> None:
-            while server.flying < 2:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        killer = threading.Thread(target=interrupt)
-        killer.start()
+    with serving(Scripted(script=script)) as server, interrupting(lambda: server.flying == 2):
         code = main(["--base-url", server.url, "--concurrency", "2", "--requests", "50",
                      "--out", str(tmp_path), "--no-plots"])  # fmt: skip
-        killer.join()
     assert code == 130
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["interrupted"] is True
     assert results["points"][0]["complete"] == 3
+
+
+def test_cli__an_interrupt_before_a_load_has_a_result_keeps_the_loads_before(tmp_path, capsys):
+    script = lambda number, body: [Hang()] if number > 8 else words(2)  # noqa: E731
+    with serving(Scripted(script=script)) as server, interrupting(lambda: server.flying == 3):
+        code = main(["--base-url", server.url, "--concurrency", "1,3", "--requests", "8",
+                     "--limit-ttft", "60000", "--out", str(tmp_path)])  # fmt: skip
+    assert code == 130
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [point["complete"] for point in results["points"]] == [8, 0]
+    assert results["points"][1]["requests_per_s"] is None
+    assert (tmp_path / "load.png").stat().st_size > 5000
+    assert "3 at a time: no request counts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("load", [["--concurrency", "1,2"], ["--rate", "auto:200"]])
+def test_cli__a_warm_up_that_is_all_there_is(tmp_path, capsys, load):
+    with serving(Scripted(script=lambda number, body: words(1))) as server:
+        code = main(["--base-url", server.url, *load, "--duration", "0.2", "--warm-up", "99999",
+                     "--limit-ttft", "60000", "--out", str(tmp_path)])  # fmt: skip
+    assert code == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    # A walk has nothing to go by.
+    assert len(results["points"]) == (2 if load[0] == "--concurrency" else 1)
+    assert all(point["requests"] == 0 for point in results["points"])
+    assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == len(server.bodies) - 1
+    printed = capsys.readouterr()
+    assert "no request counts: all were warm-up" in printed.err
+    if results["saturation"]:
+        assert "no rate was measured" in printed.out
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ def test_gauges__what_is_no_metric_is_passed_over():
     assert parse("<html>not found</html>\n\n# kvahead_requests_running 3\n") == {}
 
 
+def test_gauges__what_is_no_finite_number_is_passed_over():
+    assert parse("kvahead_steps_total NaN\nkvahead_requests_running +Inf\n") == {}
+    assert parse("kvahead_steps_total soon\nkvahead_step_rows_total 3\n") == {"step_rows": 3}
+
+
 def test_gauges__means_while_sending_and_growth_over_all():
     samples = [
         (0.0, {"running": 0.0, "steps": 100.0, "step_rows": 500.0, "step_seconds": 1.0}),

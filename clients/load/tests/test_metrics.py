@@ -99,9 +99,20 @@ def test_metrics__without_limits_there_is_no_goodput():
     assert figures["good"] is figures["goodput_per_s"] is figures["good_share"] is None
 
 
-def test_metrics__share_of_nothing_is_nothing():
-    assert good_share([], Limits(ttft_s=1.0)) == 0
-    assert good_share([answer(cancelled=True), answer()], Limits(ttft_s=1.0)) == 1
+def test_metrics__there_is_no_share_of_nothing():
+    limits = Limits(ttft_s=1.0)
+    assert good_share([], limits) is good_share([answer(cancelled=True)], limits) is None
+    assert good_share([answer(cancelled=True), answer()], limits) == 1
+
+
+@pytest.mark.parametrize("records", [[], [answer(warm_up=True)]])
+def test_metrics__without_a_counted_request_there_are_no_rates(records):
+    figures = summarise(records, Limits(ttft_s=1.0), 0.0)
+    assert figures["requests"] == figures["complete"] == figures["good"] == 0
+    for name in ("requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "goodput_per_s",
+                 "good_share"):  # fmt: skip
+        assert figures[name] is None
+    json.dumps(figures, allow_nan=False)
 
 
 def test_metrics__nothing_came_back():
