@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -43,6 +44,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 # faster than it is read.
 AUTO_LIMITS = metrics.Limits(ttft_s=2.0, tpot_s=0.1)
 AUTO_DURATION_S = 20.0
+AUTO_REQUESTS = 5  # or as long as so many take to arrive
 AUTO_LONE_REQUESTS = 3
 
 
@@ -97,7 +99,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--arrivals", default="poisson", help="with --rate: poisson, constant, gamma:CV (poisson)")
     add("--speed", type=_number(0.001, 1000, False), default=1.0, help="of a trace's time (1)")
     add("--requests", type=_number(1, 10_000_000, True), help="per load (100; a trace: all)")
-    add("--duration", type=_seconds, help="to send for, per load: seconds, or with s, m, h")
+    add("--duration", type=_seconds, help="to send for, per load: seconds, or with s, m, h; "
+        "of --rate and --trace what is planned within it")  # fmt: skip
     add("--warm-up", type=_number(0, 100_000, True), default=0,
         help="first requests of each load that do not count (0)")  # fmt: skip
     add("--in-flight-max", type=_number(1, 1_000_000, True), default=4096,
@@ -230,11 +233,13 @@ def _source(
     return workload.from_trace(rows, shape, args.speed) if rows else workload.synthetic(shape)
 
 
-def _total(point: Point, rows: list[workload.TraceRow]) -> int | None:
-    if rows:
-        return len(rows) if point.requests is None else min(len(rows), point.requests)
+def _total(point: Point, rows: list[workload.TraceRow], speed: float) -> int | None:
+    """How many requests there will be, or about so many; None: that depends on the server."""
     counts = [] if point.requests is None else [point.requests + point.warm_up]
-    if point.duration_s is not None and point.rate is not None:
+    if rows:
+        within_s = math.inf if point.duration_s is None else point.duration_s * speed
+        counts.append(sum(row.at_s <= within_s for row in rows))
+    elif point.duration_s is not None and point.rate is not None:
         counts.append(round(point.rate * point.duration_s))
     return min(counts, default=None)
 
@@ -260,16 +265,21 @@ class _Plan:
         self._limits = _limits(args)
         self.walk: Walk | None = None
         self._auto = _is_auto(args)
+        self._chooses_duration = args.duration is None and args.requests is None
 
     async def prepare(self, client: Client, shape: workload.Shape) -> None:
         if self._auto:
             self.walk = Walk(self._points[0].rate or await _first_rate(client, shape))
 
     def next(self) -> Point | None:
-        if self.walk:
-            rate = self.walk.next()
-            return None if rate is None else replace(self._points[0], rate=rate)
-        return self._points.pop(0) if self._points else None
+        if not self.walk:
+            return self._points.pop(0) if self._points else None
+        point, rate = self._points[0], self.walk.next()
+        if rate is None:
+            return None
+        if self._chooses_duration:
+            point = replace(point, duration_s=max(AUTO_DURATION_S, AUTO_REQUESTS / rate))
+        return replace(point, rate=rate)
 
     def tell(self, outcome: Outcome) -> str:
         """Note what came of a point; returns words about it."""
@@ -320,7 +330,7 @@ async def _run_all(
         with _progress(console) as progress:
             await plan.prepare(client, shape)
             while (point := plan.next()) and not stop.is_set():
-                bar = progress.add_task(point.label, total=_total(point, rows))
+                bar = progress.add_task(point.label, total=_total(point, rows, args.speed))
 
                 def tell(_record: Record, bar: Any = bar) -> None:
                     progress.advance(bar)

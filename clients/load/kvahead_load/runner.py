@@ -24,7 +24,7 @@ class Point:
     rate: float | None = None
     arrivals: str = "poisson"
     requests: int | None = None  # send so many
-    duration_s: float | None = None  # or send for so long
+    duration_s: float | None = None  # or send for so long: arrivals that are planned within it
     warm_up: int = 0  # the first so many do not count
     in_flight_max: int = 4096  # of an open loop: beyond it requests count as failed
     seed: int = 1
@@ -111,15 +111,17 @@ class Runner:
             return None
         if point.requests is not None and self._sent >= point.requests + point.warm_up:
             return None
-        if (
-            point.duration_s is not None
-            and self.client.clock() - self.outcome.started_s >= point.duration_s
-        ):
-            return None
         request = next(self.requests, None)
         self._sent += request is not None
         self.outcome.sent_s = self.client.clock()
         return request
+
+    def _is_over(self, offset_s: float) -> bool:
+        """Whether the time to send for is over so long after the start."""
+        return self.point.duration_s is not None and offset_s > self.point.duration_s
+
+    def _spent_s(self) -> float:
+        return self.client.clock() - self.outcome.started_s
 
     def _take(self, record: Record, number: int) -> None:
         record.warm_up = number <= self.point.warm_up
@@ -129,7 +131,7 @@ class Runner:
     # ---- closed loop --------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        while (request := self._next()) is not None:
+        while not self._is_over(self._spent_s()) and (request := self._next()) is not None:
             number = self._sent
             self._take(await self.client.send(request), number)
 
@@ -147,7 +149,12 @@ class Runner:
             request = self._next()
             if request is None:
                 return
-            at_s = self.outcome.started_s + (request.at_s if offset < 0 else offset)  # type: ignore[operator]
+            if request.at_s is not None and offset < 0:
+                offset = request.at_s
+            # What counts is when it is planned: a client that is late leaves no request out.
+            if self._is_over(offset):
+                return
+            at_s = self.outcome.started_s + offset
             await wait_until(self.client.clock, at_s)
             if len(self._flying) >= self.point.in_flight_max:
                 now = self.client.clock()

@@ -18,7 +18,8 @@ import pytest
 from scripted import Hang, Refuse, Scripted, words
 
 from kvahead_load import arrivals as arrivals_module
-from kvahead_load.cli import main
+from kvahead_load.cli import _Plan, build_parser, main
+from kvahead_load.walk import Walk
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BINARY = pathlib.Path(os.environ.get("KVAHEAD_BINARY") or ROOT / "build" / "kvahead")
@@ -153,6 +154,18 @@ def test_cli__a_walk_asks_for_nothing_twice(capsys):
     prompts = [body["prompt"] for body in server.bodies]
     assert len(prompts) > 1 + 3 + 4
     assert len(set(prompts)) == len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("more", "held_s"),
+    [([], [20, 100]), (["--duration", "7"], [7, 7]), (["--requests", "3"], [None] * 2)],
+)
+def test_cli__a_walk_holds_low_rates_longer(more, held_s):
+    for rate, seconds in zip((1.0, 0.05), held_s, strict=True):
+        given = ["--base-url", "http://x", "--rate", f"auto:{rate}", *more]
+        plan = _Plan(build_parser().parse_args(given))
+        plan.walk = Walk(rate)
+        assert (plan.next().rate, plan.next().duration_s) == (rate, seconds)
 
 
 def test_cli__json_and_failures(capsys):

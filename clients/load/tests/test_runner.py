@@ -138,6 +138,17 @@ def test_runner__duration_ends_the_sending():
     assert all(record.ok for record in outcome.records)
 
 
+def test_runner__arrivals_after_the_duration_are_not_waited_for():
+    """Nor sent. One that is planned for its very end is."""
+    trace = requests(4, [0.0, 0.01, 0.02, 3600.0])
+    outcome, server, _ = run(Point(duration_s=0.02), source=trace)
+    assert len(outcome.records) == len(server.bodies) == 3
+    outcome, _, _ = run(Point(rate=1e-3, duration_s=0.05))
+    assert outcome.records == []
+    outcome, _, _ = run(Point(rate=200, arrivals="constant", duration_s=0.05))
+    assert len(outcome.records) == 10
+
+
 def test_runner__a_stop_ends_closed_loops_at_once():
     async def stop_soon(server: Scripted, stop: asyncio.Event) -> None:
         while server.flying < 2:
