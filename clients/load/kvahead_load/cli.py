@@ -303,7 +303,7 @@ async def _run_point(
     await sampler.start()
     outcome = await Runner(client, source, point, on_record, stop).run()
     await sampler.stop()
-    outcome.server = gauges.summarise(sampler.samples, outcome.sent_s)
+    outcome.server = gauges.summarise(sampler.samples, outcome.counted_s, outcome.ended_s)
     return outcome
 
 

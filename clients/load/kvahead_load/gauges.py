@@ -128,15 +128,20 @@ class Sampler:
             await self.take()
 
 
-def summarise(samples: list[tuple[float, dict[str, float]]], until_s: float) -> dict[str, Any]:
-    """Figures of one load. Gauges are those of samples up to `until_s`, the end of the sending:
-    what drains away behind it would make a full server look half empty."""
+def summarise(
+    samples: list[tuple[float, dict[str, float]]], from_s: float | None, until_s: float
+) -> dict[str, Any]:
+    """Figures of one load. Gauges are those of samples from `from_s` to `until_s`, while requests
+    that count are under way (None: none ever were): the time that the client's own figures are
+    over. Without a sample in it they are absent. Counters are their growth over all samples."""
     if len(samples) < 2:
         return {}
-    sending = [figures for at_s, figures in samples if at_s <= until_s] or [samples[0][1]]
+    under_way = [
+        figures for at_s, figures in samples if from_s is not None and from_s <= at_s <= until_s
+    ]
     summary: dict[str, Any] = {}
     for name in GAUGES:
-        values = [figures[name] for figures in sending if name in figures]
+        values = [figures[name] for figures in under_way if name in figures]
         if values:
             summary[name] = {"mean": sum(values) / len(values), "max": max(values)}
     first, last = samples[0][1], samples[-1][1]

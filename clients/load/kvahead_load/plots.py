@@ -125,7 +125,7 @@ def _throughput(ax: Axes, points: list[dict[str, Any]]) -> None:
 
 
 def _server(ax: Axes, points: list[dict[str, Any]]) -> None:
-    """What the server said of itself: means while the load was sent."""
+    """What the server said of itself: means while requests were under way."""
     loads = [point["level"] for point in points]
     for name, words in (("running", "running"), ("waiting", "waiting")):
         values = [p["server"].get(name, {}).get("mean", np.nan) for p in points]

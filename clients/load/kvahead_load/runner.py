@@ -46,7 +46,8 @@ class Outcome:
     records: list[Record] = field(default_factory=list)
     seconds: float = 0.0
     started_s: float = 0.0
-    sent_s: float = 0.0  # the last one was sent
+    counted_s: float | None = None  # the first one that counts was sent; None: none was
+    ended_s: float = 0.0  # the last one ended, or what was on its way was given up
     interrupted: bool = False
     server: dict[str, Any] = field(default_factory=dict)  # what it said of itself: gauges.py
 
@@ -82,6 +83,7 @@ class Runner:
             landed = asyncio.ensure_future(asyncio.wait(set(self._flying)))
             await asyncio.wait({landed, stopper}, return_when=asyncio.FIRST_COMPLETED)
         stopper.cancel()
+        self.outcome.ended_s = self.client.clock()
         self.outcome.interrupted = self._stop.is_set()
         for task in self._flying:
             task.cancel()
@@ -113,7 +115,6 @@ class Runner:
             return None
         request = next(self.requests, None)
         self._sent += request is not None
-        self.outcome.sent_s = self.client.clock()
         return request
 
     def _is_over(self, offset_s: float) -> bool:
@@ -128,12 +129,16 @@ class Runner:
         self.outcome.records.append(record)
         self._on_record(record)
 
+    async def _send(self, request: Request, number: int, at_s: float | None = None) -> None:
+        if number > self.point.warm_up and self.outcome.counted_s is None:
+            self.outcome.counted_s = self.client.clock()
+        self._take(await self.client.send(request, at_s), number)
+
     # ---- closed loop --------------------------------------------------------------------------
 
     async def _work(self) -> None:
         while not self._is_over(self._spent_s()) and (request := self._next()) is not None:
-            number = self._sent
-            self._take(await self.client.send(request), number)
+            await self._send(request, self._sent)
 
     # ---- open loop ----------------------------------------------------------------------------
 
@@ -162,9 +167,6 @@ class Runner:
                 refused.error = f"not sent: {self.point.in_flight_max} are on their way"
                 self._take(refused, self._sent)
                 continue
-            task = asyncio.ensure_future(self._fly(request, at_s, self._sent))
+            task = asyncio.ensure_future(self._send(request, self._sent, at_s))
             self._flying.add(task)
             task.add_done_callback(self._flying.discard)
-
-    async def _fly(self, request: Request, at_s: float, number: int) -> None:
-        self._take(await self.client.send(request, at_s), number)

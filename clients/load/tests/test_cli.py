@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import pytest
 from scripted import Hang, Refuse, Scripted, words
 
 from kvahead_load import arrivals as arrivals_module
+from kvahead_load import gauges
 from kvahead_load.cli import _Plan, build_parser, main
 from kvahead_load.walk import Walk
 
@@ -100,7 +102,13 @@ def test_cli__a_sweep_gives_results_and_pictures(tmp_path, capsys):
     assert "4 at a time" in out and "TTFT" in out
 
 
-def test_cli__a_walk_ends_at_the_saturation_point(tmp_path, capsys):
+@pytest.fixture
+def often(monkeypatch):
+    """Loads of a moment have readings of the server's figures too."""
+    monkeypatch.setattr(gauges, "Sampler", functools.partial(gauges.Sampler, interval_s=0.01))
+
+
+def test_cli__a_walk_ends_at_the_saturation_point(tmp_path, capsys, often):
     """The server refuses more than 30 requests a second, so to speak: by the rate in the body."""
     rate = [0.0]
 
@@ -111,11 +119,11 @@ def test_cli__a_walk_ends_at_the_saturation_point(tmp_path, capsys):
 
     server = Scripted(script=script)
     server.rates = []
-    gauges = (
+    said = (
         '# HELP kvahead_requests_running x\nkvahead_requests_running{{model="m"}} {}\n'
         "kvahead_steps_total 7\n"
     )
-    server.metrics = lambda server: gauges.format(len(server.bodies))
+    server.metrics = lambda server: said.format(len(server.bodies))
 
     def arrivals(text, value, rng):
         rate[0] = value
@@ -143,6 +151,29 @@ def test_cli__a_walk_ends_at_the_saturation_point(tmp_path, capsys):
     assert "saturated above 28/s (90% within TTFT 2000 ms, TPOT 100 ms), at 33/s it is less" in out
     assert "running" in out
     assert "limit" in (tmp_path / "load.svg").read_text()
+
+
+def test_cli__gauges_of_requests_that_are_all_sent_at_once(capsys, often):
+    """No answer ends before three readings saw all of them."""
+    full = 0
+
+    def metrics(server: Scripted) -> str:
+        nonlocal full
+        full += server.flying == 4
+        return f"kvahead_requests_running {server.flying}\n"
+
+    class Patient(Scripted):
+        async def _play(self, request, body, script):
+            while body["max_tokens"] > 1 and full < 3:
+                await asyncio.sleep(0.001)
+            return await super()._play(request, body, script)
+
+    with serving(Patient(metrics=metrics)) as server:
+        code = main(["--base-url", server.url, "--concurrency", "4", "--requests", "4", "--json"])
+    assert code == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert point["server"]["running"]["max"] == 4
+    assert point["server"]["running"]["mean"] > 1
 
 
 def test_cli__a_walk_asks_for_nothing_twice(capsys):

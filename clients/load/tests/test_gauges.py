@@ -55,20 +55,24 @@ def test_gauges__what_is_no_finite_number_is_passed_over():
     assert parse("kvahead_steps_total soon\nkvahead_step_rows_total 3\n") == {"step_rows": 3}
 
 
-def test_gauges__means_while_sending_and_growth_over_all():
+def test_gauges__means_while_requests_are_under_way_and_growth_over_all():
     samples = [
         (0.0, {"running": 0.0, "steps": 100.0, "step_rows": 500.0, "step_seconds": 1.0}),
         (1.0, {"running": 8.0, "steps": 120.0, "step_rows": 700.0, "step_seconds": 2.0}),
         (2.0, {"running": 4.0, "steps": 130.0, "step_rows": 800.0, "step_seconds": 3.0}),
         (9.0, {"running": 0.0, "steps": 140.0, "step_rows": 820.0, "step_seconds": 5.0}),
     ]
-    figures = summarise(samples, until_s=2.5)
-    assert figures["running"] == {"mean": 4.0, "max": 8.0}
+    figures = summarise(samples, 0.5, 2.5)
+    assert figures["running"] == {"mean": 6.0, "max": 8.0}
     assert figures["steps"] == 40
     assert figures["rows_per_step"] == 8.0
     assert figures["step_s"] == pytest.approx(0.1)
     assert "kv_host" not in figures
-    assert summarise(samples[:1], 9.0) == summarise([], 0.0) == {}
+    assert summarise(samples[:1], 0.0, 9.0) == summarise([], 0.0, 9.0) == {}
+    # Of a load between two readings nothing is known but what grew.
+    for between in (summarise(samples, 2.5, 8.0), summarise(samples, None, 9.0)):
+        assert "running" not in between
+        assert between["steps"] == 40
 
 
 @pytest.mark.parametrize("there", [True, False])

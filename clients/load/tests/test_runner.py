@@ -77,6 +77,18 @@ def test_runner__warm_up_is_marked_and_comes_on_top():
     assert sorted(r.index for r in outcome.records if r.warm_up) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("load", [{"concurrency": 4}, {"rate": 1000}])
+def test_runner__knows_when_requests_that_count_are_under_way(load):
+    """From the first one's sending to the end of the last one, however early all are sent."""
+    outcome, _, _ = run(Point(requests=4, warm_up=2, **load))
+    counted = [r for r in outcome.records if not r.warm_up]
+    assert 0 <= min(r.sent_s for r in counted) - outcome.counted_s < 5
+    assert outcome.counted_s >= max(r.sent_s for r in outcome.records if r.warm_up)
+    assert outcome.ended_s >= max(r.end_s for r in counted)
+    outcome, _, _ = run(Point(requests=0, warm_up=2, **load))
+    assert outcome.counted_s is None
+
+
 def test_runner__open_loop_does_not_wait_for_answers():
     async def stop_when_all_hang(server: Scripted, stop: asyncio.Event) -> None:
         while server.flying < 12:
