@@ -14,11 +14,11 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -33,10 +33,12 @@ from rich.progress import (
 from . import __version__, gauges, metrics, plots, report, workload
 from .arrivals import parse_process
 from .client import Client, Record, ServerParams, one_line
-from .errors import UsageError
+from .errors import Interrupted, UsageError
 from .numbers import parse_distribution, parse_numbers, parse_share
 from .runner import Outcome, Point, Runner
 from .walk import KEPT_SHARE, Walk
+
+Result = TypeVar("Result")
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -307,9 +309,43 @@ async def _run_point(
     return outcome
 
 
-async def _run_all(
-    args: argparse.Namespace, console: Console, stop: asyncio.Event
-) -> tuple[list[Outcome], Walk | None, dict[str, Any], workload.Shape]:
+@dataclass
+class _Sweep:
+    """What was run; `shape` with what was found out about the server's tokens."""
+
+    outcomes: list[Outcome]
+    walk: Walk | None
+    facts: dict[str, Any]
+    shape: workload.Shape
+    interrupted: bool
+
+
+async def _prepare(
+    client: Client, plan: _Plan, shape: workload.Shape
+) -> tuple[dict[str, Any], workload.Shape]:
+    """Find out what must be known before the first load."""
+    facts = await client.discover()
+    shape = await _calibrate(client, shape)
+    first = await client.send(workload.Request(-1, _hello(shape), 1))
+    if first.error:
+        raise UsageError(f"a first request fails: {first.error}")
+    await plan.prepare(client, shape)
+    return facts, shape
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` gives. Fails with Interrupted, and ends it, if `stop` comes first."""
+    task, stopper = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopper}, return_when=asyncio.FIRST_COMPLETED)
+    stopper.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    raise Interrupted
+
+
+async def _run_all(args: argparse.Namespace, console: Console, stop: asyncio.Event) -> _Sweep:
     plan, shape = _Plan(args), _shape(args)
     rows = workload.load_trace(args.trace) if args.trace else []
     params = ServerParams(
@@ -321,15 +357,15 @@ async def _run_all(
         extra=_extra(args),
     )
     outcomes: list[Outcome] = []
+    interrupted = False
     async with Client(params) as client:
-        facts = await client.discover()
-        shape = await _calibrate(client, shape)
-        first = await client.send(workload.Request(-1, _hello(shape), 1))
-        if first.error:
-            raise UsageError(f"a first request fails: {first.error}")
+        facts, shape = await _unless(stop, _prepare(client, plan, shape))
         with _progress(console) as progress:
-            await plan.prepare(client, shape)
-            while (point := plan.next()) and not stop.is_set():
+            while point := plan.next():
+                # Also between two loads: what was to come is missing.
+                interrupted = interrupted or stop.is_set()
+                if interrupted:
+                    break
                 bar = progress.add_task(point.label, total=_total(point, rows, args.speed))
 
                 def tell(_record: Record, bar: Any = bar) -> None:
@@ -338,12 +374,15 @@ async def _run_all(
                 source = _source(args, shape, rows, len(outcomes))
                 outcome = await _run_point(args, client, source, point, tell, stop)
                 outcomes.append(outcome)
+                interrupted = outcome.interrupted
                 sent = len(outcome.records)
                 words = point.label + plan.tell(outcome)
                 progress.update(bar, description=words, total=sent, completed=sent)
+    if interrupted and not any(outcome.records for outcome in outcomes):
+        raise Interrupted
     if plan.walk:
         outcomes.sort(key=lambda outcome: outcome.point.rate or 0.0)
-    return outcomes, plan.walk, facts, shape
+    return _Sweep(outcomes, plan.walk, facts, shape, interrupted)
 
 
 def _hello(shape: workload.Shape) -> str | list[int]:
@@ -373,16 +412,10 @@ def _saturation(walk: Walk, points: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _document(
-    args: argparse.Namespace,
-    outcomes: list[Outcome],
-    walk: Walk | None,
-    facts: dict[str, Any],
-    shape: workload.Shape,
-) -> dict[str, Any]:
+def _document(args: argparse.Namespace, sweep: _Sweep) -> dict[str, Any]:
     limits = _limits(args)
     points = []
-    for outcome in outcomes:
+    for outcome in sweep.outcomes:
         point = outcome.point
         points.append(
             {
@@ -398,25 +431,22 @@ def _document(
     return {
         "versions": report.versions(),
         "finished": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        "interrupted": any(outcome.interrupted for outcome in outcomes),
-        "server": facts,
+        "interrupted": sweep.interrupted,
+        "server": sweep.facts,
         "args": {name: str(v) if isinstance(v, Path) else v for name, v in shown.items()},
-        "tokens_per_word": shape.tokens_per_word,
+        "tokens_per_word": sweep.shape.tokens_per_word,
         "limits": asdict(limits),
-        "saturation": _saturation(walk, points) if walk else None,
+        "saturation": _saturation(sweep.walk, points) if sweep.walk else None,
         "points": points,
     }
 
 
-def _write(folder: Path, document: dict[str, Any], outcomes: list[Outcome], pictures: bool) -> None:
+def _write(folder: Path, document: dict[str, Any], outcomes: list[Outcome]) -> None:
     records = folder / "requests.jsonl"
     records.unlink(missing_ok=True)
     for outcome in outcomes:
         report.write_records(records, outcome.point.label, outcome.records)
     report.write_json(folder / "results.json", document)
-    if pictures:
-        runs = [(outcome.point.label, outcome.records) for outcome in outcomes]
-        plots.draw(folder, document["points"], runs, document["limits"])
 
 
 async def _main(args: argparse.Namespace, console: Console) -> int:
@@ -426,13 +456,17 @@ async def _main(args: argparse.Namespace, console: Console) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     try:
-        outcomes, walk, facts, shape = await _run_all(args, console, stop)
+        sweep = await _run_all(args, console, stop)
+        outcomes, document = sweep.outcomes, _document(args, sweep)
+        if args.out:
+            _write(args.out, document, outcomes)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    document = _document(args, outcomes, walk, facts, shape)
     points = document["points"]
     if args.out:
-        _write(args.out, document, outcomes, not args.no_plots)
+        if not args.no_plots:
+            runs = [(outcome.point.label, outcome.records) for outcome in outcomes]
+            plots.draw(args.out, points, runs, document["limits"])
         console.print(f"results: {args.out / 'results.json'}", markup=False, soft_wrap=True)
     if args.json:
         print(json.dumps(document, indent=1))
@@ -462,7 +496,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         print(f"kvahead-load: {one_line(error, 1000)}", file=sys.stderr)
         return EXIT_USAGE
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         print("kvahead-load: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
 

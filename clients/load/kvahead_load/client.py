@@ -24,6 +24,9 @@ from .workload import Request
 
 LINE_BYTES_MAX = 4 * 1024 * 1024
 
+# Readings of /metrics are seldom late; where a server has stopped, nothing waits long for one.
+METRICS_TIMEOUT_S = 5.0
+
 # A client that leaves before the first token does so after this time: while its request waits, or
 # is prefilled.
 CANCEL_SOON_S = 0.05
@@ -185,10 +188,11 @@ class Client:
         return count if isinstance(count, int) and count > 0 else None
 
     async def read_metrics(self) -> str | None:
-        """Read the server's /metrics; None: it has none."""
+        """Read the server's /metrics; None: it has none, or is late with it."""
         try:
             url = f"{self.base_url.removesuffix('/v1')}/metrics"
-            async with self.session.get(url) as reply:
+            limit = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
+            async with self.session.get(url, timeout=limit) as reply:
                 return await reply.text() if reply.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None

@@ -19,7 +19,7 @@ import pytest
 from scripted import Hang, Refuse, Scripted, words
 
 from kvahead_load import arrivals as arrivals_module
-from kvahead_load import gauges
+from kvahead_load import client, gauges
 from kvahead_load.cli import _Plan, build_parser, main
 from kvahead_load.walk import Walk
 
@@ -251,6 +251,68 @@ def test_cli__an_interrupt_before_a_load_has_a_result_keeps_the_loads_before(tmp
     assert results["points"][1]["requests_per_s"] is None
     assert (tmp_path / "load.png").stat().st_size > 5000
     assert "3 at a time: no request counts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("load", "hangs_at"),
+    [
+        (["--concurrency", "1"], 0),  # the first request, which shows that there is a server
+        (["--rate", "auto"], 2),  # a lone one
+        (["--concurrency", "1"], 1),  # the load's own first
+    ],
+)
+def test_cli__an_interrupt_before_any_result_leaves_earlier_ones(tmp_path, capsys, load, hangs_at):
+    before = {name: f"earlier {name}" for name in ("results.json", "requests.jsonl")}
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
+    script = lambda number, body: [Hang()] if number == hangs_at else words(2)  # noqa: E731
+    there = lambda: len(server.bodies) > hangs_at  # noqa: E731
+    with serving(Scripted(script=script)) as server, interrupting(there):
+        code = main(["--base-url", server.url, *load, "--out", str(tmp_path), "--json"])
+    assert code == 130
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "kvahead-load: interrupted\n")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_cli__an_interrupt_between_two_loads_is_one(tmp_path, monkeypatch, hangs):
+    """While the server's figures are read a last time; also where it never answers."""
+    monkeypatch.setattr(client, "METRICS_TIMEOUT_S", 0.5)
+    asked = threading.Event()
+
+    class Slow(Scripted):
+        async def _metrics(self, request):
+            if len(self.bodies) == 1 + 3 and not self.flying:
+                asked.set()
+                await asyncio.sleep(600 if hangs else 0.3)
+            return await super()._metrics(request)
+
+    server = Slow(metrics=lambda server: "kvahead_steps_total 7\n")
+    with serving(server), interrupting(asked.is_set):
+        code = main(["--base-url", server.url, "--concurrency", "1,2", "--requests", "3",
+                     "--out", str(tmp_path), "--no-plots"])  # fmt: skip
+    assert code == 130
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["interrupted"] is True
+    assert [point["complete"] for point in results["points"]] == [3]
+
+
+def test_cli__an_interrupt_after_the_last_load_is_none(tmp_path):
+    class Slow(Scripted):
+        async def _metrics(self, request):
+            if len(self.bodies) == 1 + 3 and not self.flying:
+                asked.set()
+                await asyncio.sleep(0.3)
+            return await super()._metrics(request)
+
+    asked = threading.Event()
+    server = Slow(metrics=lambda server: "kvahead_steps_total 7\n")
+    with serving(server), interrupting(asked.is_set):
+        code = main(["--base-url", server.url, "--concurrency", "1", "--requests", "3",
+                     "--out", str(tmp_path), "--no-plots"])  # fmt: skip
+    assert code == 0
+    assert json.loads((tmp_path / "results.json").read_text())["interrupted"] is False
 
 
 @pytest.mark.parametrize("load", [["--concurrency", "1,2"], ["--rate", "auto:200"]])
