@@ -31,23 +31,16 @@ from rich.progress import (
 )
 
 from . import __version__, gauges, metrics, plots, report, workload
-from .arrivals import parse_process
 from .client import Client, Record, ServerParams, one_line
 from .errors import Interrupted, UsageError
-from .numbers import parse_distribution, parse_numbers, parse_share
+from .numbers import parse_distribution, parse_share
+from .plan import Plan, limits_of
 from .runner import Outcome, Point, Runner
 from .walk import KEPT_SHARE, Walk
 
 Result = TypeVar("Result")
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-
-# Of --rate auto, where nothing else is asked for: a reader is not kept waiting, and text comes
-# faster than it is read.
-AUTO_LIMITS = metrics.Limits(ttft_s=2.0, tpot_s=0.1)
-AUTO_DURATION_S = 20.0
-AUTO_REQUESTS = 5  # or as long as so many take to arrive
-AUTO_LONE_REQUESTS = 3
 
 
 class _Parser(argparse.ArgumentParser):
@@ -134,46 +127,6 @@ def build_parser() -> argparse.ArgumentParser:
 # ---- from arguments to what is run ---------------------------------------------------------------
 
 
-def _is_auto(args: argparse.Namespace) -> bool:
-    return args.rate is not None and args.rate.partition(":")[0] == "auto"
-
-
-def _points(args: argparse.Namespace) -> list[Point]:
-    """What is to be run; of --rate auto the first point only, whose rate may be None."""
-    given = [name for name in ("concurrency", "rate", "trace") if getattr(args, name)]
-    if len(given) != 1:
-        raise UsageError("give one of --concurrency, --rate and --trace")
-    parse_process(args.arrivals)
-    requests, duration_s = args.requests, args.duration
-    if requests is None and duration_s is None and not args.trace:
-        if _is_auto(args):
-            duration_s = AUTO_DURATION_S
-        else:
-            requests = 100
-    common: dict[str, Any] = {
-        "requests": requests,
-        "duration_s": duration_s,
-        "warm_up": args.warm_up,
-        "in_flight_max": args.in_flight_max,
-        "arrivals": args.arrivals,
-        "seed": args.seed,
-    }
-    if args.concurrency:
-        levels = parse_numbers(args.concurrency, "--concurrency", True, 100_000)
-        return [Point(concurrency=int(level), **common) for level in levels]
-    if _is_auto(args):
-        first = args.rate.removeprefix("auto").removeprefix(":")
-        rates = parse_numbers(first, "--rate auto", False, 1e6) if first else [None]
-        if len(rates) > 1:
-            raise UsageError(f"--rate: {args.rate!r} has more than one first rate")
-        return [Point(rate=rates[0], **common)]
-    if args.rate:
-        return [
-            Point(rate=rate, **common) for rate in parse_numbers(args.rate, "--rate", False, 1e6)
-        ]
-    return [Point(**common)]
-
-
 def _extra(args: argparse.Namespace) -> dict[str, Any]:
     try:
         extra = json.loads(args.extra)
@@ -195,16 +148,6 @@ def _shape(args: argparse.Namespace) -> workload.Shape:
         vocab=args.token_ids,
         seed=args.seed,
     )
-
-
-def _limits(args: argparse.Namespace) -> metrics.Limits:
-    values = {
-        f"{name}_s": None if value is None else value / 1000
-        for name in ("ttft", "tpot", "itl", "e2e")
-        for value in (getattr(args, f"limit_{name}"),)
-    }
-    limits = metrics.Limits(**values)
-    return AUTO_LIMITS if _is_auto(args) and not limits.any() else limits
 
 
 async def _calibrate(client: Client, shape: workload.Shape) -> workload.Shape:
@@ -246,53 +189,6 @@ def _total(point: Point, rows: list[workload.TraceRow], speed: float) -> int | N
     return min(counts, default=None)
 
 
-async def _first_rate(client: Client, shape: workload.Shape) -> float:
-    """Half of what a server would do that answers one request after the other. Its prompts are no
-    load's, which would find them in the server's prefix cache."""
-    seconds = []
-    source = workload.synthetic(replace(shape, cancel_share=0.0, seed=f"{shape.seed}/lone"))
-    for _ in range(AUTO_LONE_REQUESTS):
-        record = await client.send(next(source))
-        if record.error:
-            raise UsageError(f"a lone request fails: {record.error}")
-        seconds.append(metrics.e2e(record))
-    return 0.5 / max(sorted(seconds)[len(seconds) // 2], 1e-3)
-
-
-class _Plan:
-    """Which point comes next."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._points = _points(args)
-        self._limits = _limits(args)
-        self.walk: Walk | None = None
-        self._auto = _is_auto(args)
-        self._chooses_duration = args.duration is None and args.requests is None
-
-    async def prepare(self, client: Client, shape: workload.Shape) -> None:
-        if self._auto:
-            self.walk = Walk(self._points[0].rate or await _first_rate(client, shape))
-
-    def next(self) -> Point | None:
-        if not self.walk:
-            return self._points.pop(0) if self._points else None
-        point, rate = self._points[0], self.walk.next()
-        if rate is None:
-            return None
-        if self._chooses_duration:
-            point = replace(point, duration_s=max(AUTO_DURATION_S, AUTO_REQUESTS / rate))
-        return replace(point, rate=rate)
-
-    def tell(self, outcome: Outcome) -> str:
-        """Note what came of a point; returns words about it."""
-        if not self._limits.any() or outcome.interrupted:
-            return ""
-        share = metrics.good_share(outcome.records, self._limits)
-        if self.walk and outcome.point.rate is not None:
-            self.walk.tell(outcome.point.rate, share)
-        return "" if share is None else f", {share:.0%} good"
-
-
 async def _run_point(
     args: argparse.Namespace,
     client: Client,
@@ -321,7 +217,7 @@ class _Sweep:
 
 
 async def _prepare(
-    client: Client, plan: _Plan, shape: workload.Shape
+    client: Client, plan: Plan, shape: workload.Shape
 ) -> tuple[dict[str, Any], workload.Shape]:
     """Find out what must be known before the first load."""
     facts = await client.discover()
@@ -346,7 +242,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Res
 
 
 async def _run_all(args: argparse.Namespace, console: Console, stop: asyncio.Event) -> _Sweep:
-    plan, shape = _Plan(args), _shape(args)
+    plan, shape = Plan(args), _shape(args)
     rows = workload.load_trace(args.trace) if args.trace else []
     params = ServerParams(
         base_url=args.base_url,
@@ -413,7 +309,7 @@ def _saturation(walk: Walk, points: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _document(args: argparse.Namespace, sweep: _Sweep) -> dict[str, Any]:
-    limits = _limits(args)
+    limits = limits_of(args)
     points = []
     for outcome in sweep.outcomes:
         point = outcome.point

@@ -20,7 +20,8 @@ from scripted import Hang, Refuse, Scripted, words
 
 from kvahead_load import arrivals as arrivals_module
 from kvahead_load import client, gauges
-from kvahead_load.cli import _Plan, build_parser, main
+from kvahead_load.cli import build_parser, main
+from kvahead_load.plan import Plan
 from kvahead_load.walk import Walk
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -194,7 +195,7 @@ def test_cli__a_walk_asks_for_nothing_twice(capsys):
 def test_cli__a_walk_holds_low_rates_longer(more, held_s):
     for rate, seconds in zip((1.0, 0.05), held_s, strict=True):
         given = ["--base-url", "http://x", "--rate", f"auto:{rate}", *more]
-        plan = _Plan(build_parser().parse_args(given))
+        plan = Plan(build_parser().parse_args(given))
         plan.walk = Walk(rate)
         assert (plan.next().rate, plan.next().duration_s) == (rate, seconds)
 
