@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import arrivals
 from .client import Client, Record, wait_until
 from .workload import Request
+
+# A client of a closed loop that is refused asks again after so long, twice as long each time. It
+# would do nothing but collect failures otherwise, thousands a second.
+BACK_OFF_FIRST_S = 0.1
+BACK_OFF_MAX_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,13 @@ class Outcome:
     server: dict[str, Any] = field(default_factory=dict)  # what it said of itself: gauges.py
 
 
+def _is_refusal(record: Record) -> bool:
+    """Whether the server is gone or full: it gave no answer, and not because of the request."""
+    if record.error is None or record.first_s is not None:
+        return False
+    return record.status is None or record.status == 429 or not 400 <= record.status < 500
+
+
 class Runner:
     """One run of one point."""
 
@@ -62,6 +74,7 @@ class Runner:
         point: Point,
         on_record: Callable[[Record], None] | None = None,
         stop: asyncio.Event | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.client = client
         self.requests = requests
@@ -69,8 +82,9 @@ class Runner:
         self.outcome = Outcome(point)
         self._on_record = on_record or (lambda record: None)
         self._stop = stop or asyncio.Event()
+        self._pause = pause
         self._sent = 0
-        self._flying: set[asyncio.Task[None]] = set()
+        self._flying: set[asyncio.Task[Record]] = set()
 
     async def run(self) -> Outcome:
         """Send until there is enough, then wait for what is on its way. `stop` ends it early: what
@@ -129,16 +143,31 @@ class Runner:
         self.outcome.records.append(record)
         self._on_record(record)
 
-    async def _send(self, request: Request, number: int, at_s: float | None = None) -> None:
+    async def _send(self, request: Request, number: int, at_s: float | None = None) -> Record:
         if number > self.point.warm_up and self.outcome.counted_s is None:
             self.outcome.counted_s = self.client.clock()
-        self._take(await self.client.send(request, at_s), number)
+        record = await self.client.send(request, at_s)
+        self._take(record, number)
+        return record
 
     # ---- closed loop --------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        while not self._is_over(self._spent_s()) and (request := self._next()) is not None:
-            await self._send(request, self._sent)
+        refused = 0  # so often, one after the other
+        while (request := self._next()) is not None:
+            number = self._sent
+            if refused:
+                await self._pause(self._back_off_s(refused))
+            if self._is_over(self._spent_s()):
+                return
+            record = await self._send(request, number)
+            refused = refused + 1 if _is_refusal(record) else 0
+
+    def _back_off_s(self, refused: int) -> float:
+        pause_s = min(BACK_OFF_FIRST_S * 2.0 ** min(refused - 1, 30), BACK_OFF_MAX_S)
+        if self.point.duration_s is None:
+            return pause_s
+        return max(min(pause_s, self.point.duration_s - self._spent_s()), 0.0)
 
     # ---- open loop ----------------------------------------------------------------------------
 

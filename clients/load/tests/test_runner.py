@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scripted import Hang, Refuse, Scripted, words
 
-from kvahead_load.client import Client, ServerParams
+from kvahead_load.client import Client, Record, ServerParams
 from kvahead_load.runner import Outcome, Point, Runner
 from kvahead_load.workload import Request
 
@@ -148,6 +148,58 @@ def test_runner__duration_ends_the_sending():
     outcome, server, _ = run(Point(concurrency=2, duration_s=0.05))
     assert len(outcome.records) == len(server.bodies) >= 2
     assert all(record.ok for record in outcome.records)
+
+
+class Gone:
+    """A client whose server refuses for `until_s`; its clock goes on with pauses, and a little."""
+
+    def __init__(self, until_s: float, status: int | None) -> None:
+        self.now, self.until_s, self.status = 0.0, until_s, status
+        self.pauses: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def send(self, request: Request, at_s: float | None = None) -> Record:
+        await asyncio.sleep(0)
+        record = Record(request.index, self.now, self.now, status=self.status)
+        self.now += 0.001
+        record.end_s = self.now
+        if self.now < self.until_s:
+            record.error = "refused"
+        else:
+            record.first_s, record.status = self.now, 200
+        return record
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    def run(self, point: Point) -> Outcome:
+        runner = Runner(self, requests(), point, pause=self.pause)
+        return asyncio.run(asyncio.wait_for(runner.run(), 60))
+
+
+@pytest.mark.parametrize("status", [None, 429, 503])
+def test_runner__a_closed_loop_pauses_where_it_is_refused(status):
+    gone = Gone(100.0, status)
+    outcome = gone.run(Point(concurrency=1, duration_s=60.0))
+    assert gone.pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+    # The last one ends with the time to send for.
+    assert max(gone.pauses) == 2.0 and gone.now == pytest.approx(60.0, abs=0.01)
+    assert len(outcome.records) == pytest.approx(5 + 57 / 2, abs=2)
+    # A server that is there again is asked as before.
+    gone = Gone(0.5, status)
+    outcome = gone.run(Point(concurrency=1, requests=50))
+    assert gone.pauses == [0.1, 0.2, 0.4]
+    assert sum(record.ok for record in outcome.records) == 47
+
+
+def test_runner__a_request_that_is_refused_for_itself_is_no_reason_to_pause():
+    gone = Gone(100.0, 400)
+    outcome = gone.run(Point(concurrency=2, requests=50))
+    assert len(outcome.records) == 50 and not gone.pauses
 
 
 def test_runner__arrivals_after_the_duration_are_not_waited_for():
