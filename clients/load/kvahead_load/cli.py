@@ -241,7 +241,12 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Res
     raise Interrupted
 
 
-async def _run_all(args: argparse.Namespace, console: Console, stop: asyncio.Event) -> _Sweep:
+async def _run_all(
+    args: argparse.Namespace,
+    console: Console,
+    stop: asyncio.Event,
+    file: report.RecordFile | None,
+) -> _Sweep:
     plan, shape = Plan(args), _shape(args)
     rows = workload.load_trace(args.trace) if args.trace else []
     params = ServerParams(
@@ -264,8 +269,10 @@ async def _run_all(args: argparse.Namespace, console: Console, stop: asyncio.Eve
                     break
                 bar = progress.add_task(point.label, total=_total(point, rows, args.speed))
 
-                def tell(_record: Record, bar: Any = bar) -> None:
+                def tell(record: Record, bar: Any = bar, label: str = point.label) -> None:
                     progress.advance(bar)
+                    if file:
+                        file.add(label, record)
 
                 source = _source(args, shape, rows, len(outcomes))
                 outcome = await _run_point(args, client, source, point, tell, stop)
@@ -337,25 +344,20 @@ def _document(args: argparse.Namespace, sweep: _Sweep) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, document: dict[str, Any], outcomes: list[Outcome]) -> None:
-    records = folder / "requests.jsonl"
-    records.unlink(missing_ok=True)
-    for outcome in outcomes:
-        report.write_records(records, outcome.point.label, outcome.records)
-    report.write_json(folder / "results.json", document)
-
-
 async def _main(args: argparse.Namespace, console: Console) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
+    file = report.RecordFile(args.out) if args.out else None
     try:
-        sweep = await _run_all(args, console, stop)
+        sweep = await _run_all(args, console, stop, file)
         outcomes, document = sweep.outcomes, _document(args, sweep)
         if args.out:
-            _write(args.out, document, outcomes)
+            report.write_json(args.out / "results.json", document)
+        if file:
+            file.finish()
     finally:
         loop.remove_signal_handler(signal.SIGINT)
     points = document["points"]

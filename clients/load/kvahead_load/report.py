@@ -7,7 +7,7 @@ import platform
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import aiohttp
 from rich.table import Table
@@ -33,11 +33,36 @@ def write_json(path: Path, value: object) -> None:
     part.replace(path)
 
 
-def write_records(path: Path, label: str, records: list[Record]) -> None:
-    """Append one line per request."""
-    with path.open("a", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps({"load": label} | asdict(record)) + "\n")
+class RecordFile:
+    """requests.jsonl, a line per request as it ends. Until `finish` it has another name: an earlier
+    file stays until then, and there is nothing before the first record."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "requests.jsonl"
+        self._part = folder / "requests.jsonl.part"
+        self._file: TextIO | None = None
+        self._fault: OSError | None = None
+
+    def add(self, label: str, record: Record) -> None:
+        """Write one line. Fails never: a load goes on, and `finish` says what was wrong."""
+        if self._fault:
+            return
+        try:
+            self._open().write(json.dumps({"load": label} | asdict(record)) + "\n")
+        except OSError as fault:
+            self._fault = fault
+
+    def _open(self) -> TextIO:
+        if not self._file:
+            self._file = self._part.open("w", encoding="utf-8", buffering=1)  # line by line
+        return self._file
+
+    def finish(self) -> None:
+        """Take the place of an earlier file. Fails with OSError if a line could not be written."""
+        if self._fault:
+            raise self._fault
+        self._open().close()
+        self._part.replace(self._path)
 
 
 def _number(value: float | None, digits: int, scale: float = 1.0, unit: str = "") -> str:

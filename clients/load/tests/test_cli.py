@@ -276,6 +276,39 @@ def test_cli__an_interrupt_before_any_result_leaves_earlier_ones(tmp_path, capsy
     assert (printed.out, printed.err) == ("", "kvahead-load: interrupted\n")
 
 
+def test_cli__requests_are_written_as_they_end(tmp_path):
+    """Beside an earlier result, which stays until there is a new one."""
+    (tmp_path / "requests.jsonl").write_text("earlier")
+    seen: list[tuple[str, list[int]]] = []
+    part = tmp_path / "requests.jsonl.part"
+
+    def script(number, body):
+        if number == 5:  # the load's fifth: four have ended
+            indexes = [json.loads(line)["index"] for line in part.read_text().splitlines()]
+            seen.append(((tmp_path / "requests.jsonl").read_text(), indexes))
+        return words(2)
+
+    with serving(Scripted(script=script)) as server:
+        code = main(["--base-url", server.url, "--concurrency", "1", "--requests", "6",
+                     "--out", str(tmp_path), "--no-plots"])  # fmt: skip
+    assert code == 0
+    assert seen == [("earlier", [0, 1, 2, 3])]
+    lines = (tmp_path / "requests.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == list(range(6))
+    assert not part.exists()
+
+
+def test_cli__a_disk_that_is_full_does_not_end_a_load(tmp_path, capsys):
+    (tmp_path / "requests.jsonl.part").symlink_to("/dev/full")
+    with serving(Scripted()) as server:
+        code = main(["--base-url", server.url, "--rate", "500", "--requests", "6",
+                     "--out", str(tmp_path), "--no-plots"])  # fmt: skip
+    assert code == 2
+    assert "No space left" in capsys.readouterr().err
+    assert json.loads((tmp_path / "results.json").read_text())["points"][0]["complete"] == 6
+    assert not (tmp_path / "requests.jsonl").exists()
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 def test_cli__an_interrupt_between_two_loads_is_one(tmp_path, monkeypatch, hangs):
     """While the server's figures are read a last time; also where it never answers."""
