@@ -1,7 +1,7 @@
 """The command line: `kvahead-quality ruler | needle | report | prompts | tasks`.
 
-Exit codes: 0 all samples obtained; 1 some are missing; 2 bad input or an unusable server; 130
-interrupted (a rerun of the same command continues).
+Exit codes: 0 all samples obtained that are possible; 1 some are missing, or none is possible; 2 bad
+input or an unusable server; 130 interrupted (a rerun of the same command continues).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .progress import RunProgress
 from .records import RecordFile, check_identity, write_json
 from .runner import Outcome, Plan, Runner
 from .specs import parse_depths, parse_lengths, parse_policies, parse_tasks
-from .summary import summarise
+from .summary import Summary, summarise
 from .tasks import DEFAULT_TASKS, GENERATOR_VERSION, TASKS, NeedleGridTask, Task, TaskError, fit
 
 EXIT_OK, EXIT_MISSING, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -314,7 +314,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str], console: Console) -> int
     records = RecordFile(folder / "samples.jsonl")
     write_json(folder / "run.json", run)
     keys = plan.wanted()
-    resumed = sum(key in records.finished for key in keys)
+    resumed = sum(records.is_settled(key) for key in keys)
     if resumed:
         console.print(f"{folder}: {resumed} of {len(keys)} samples are there already", markup=False)
     try:
@@ -335,11 +335,15 @@ def _run(args: argparse.Namespace, argv: Sequence[str], console: Console) -> int
     run["finished"] = _now()
     run["outcome"] = asdict(outcome)
     write_json(folder / "run.json", run)
-    text = _report(plan, run, folder, records, depths)
-    _say(console, text, folder, outcome)
-    if outcome.interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_MISSING if outcome.missing else EXIT_OK
+    summary, text = _report(plan, run, folder, records, depths)
+    _say(console, text, folder, outcome, summary)
+    return EXIT_INTERRUPTED if outcome.interrupted else _exit_code(summary)
+
+
+def _exit_code(summary: Summary) -> int:
+    """What is not possible is not missing; but a run of nothing else has no result."""
+    measured = any(cell.estimate.count for cell in summary.cells)
+    return EXIT_OK if measured and not summary.missing else EXIT_MISSING
 
 
 def _report(
@@ -348,7 +352,7 @@ def _report(
     folder: Path,
     records: RecordFile,
     depths: dict[str, float] | None,
-) -> str:
+) -> tuple[Summary, str]:
     summary = summarise(
         tasks=list(plan.tasks),
         lengths=plan.lengths,
@@ -359,15 +363,23 @@ def _report(
         answer_tokens={name: task.max_tokens for name, task in plan.tasks.items()},
         finished=records.finished,
         failed=records.failed,
+        impossible=records.impossible,
     )
-    return report.write(summary, run, folder, depths)
+    return summary, report.write(summary, run, folder, depths)
 
 
-def _say(console: Console, text: str, folder: Path, outcome: Outcome) -> None:
+def _say(console: Console, text: str, folder: Path, outcome: Outcome, summary: Summary) -> None:
     """Show the tables, where the files are, and what is missing."""
     tables = "\n".join(line for line in text.split("\n") if not line.startswith("!["))
     Console().print(Markdown(tables.split("## Prompt lengths")[0]))
     console.print(f"results: {folder / 'report.md'}", markup=False, soft_wrap=True)
+    for cell in summary.impossible:
+        console.print(
+            f"{cell.count} samples are not possible: {cell.task} at {cell.length} tokens: "
+            f"{cell.reason}",
+            markup=False,
+            soft_wrap=True,
+        )
     if outcome.interrupted:
         console.print("interrupted: run the same command again to continue", markup=False)
     elif outcome.gave_up:
@@ -398,10 +410,9 @@ def _report_again(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"--out: {path} is not a run description") from None
     run["finished"] = run["finished"] or "unfinished"
     records = RecordFile(folder / "samples.jsonl")
-    _report(plan, run, folder, records, depths)
+    summary, _ = _report(plan, run, folder, records, depths)
     console.print(f"results: {folder / 'report.md'}", markup=False, soft_wrap=True)
-    missing = sum(key not in records.finished for key in plan.wanted())
-    return EXIT_MISSING if missing else EXIT_OK
+    return _exit_code(summary)
 
 
 def _list_tasks() -> int:

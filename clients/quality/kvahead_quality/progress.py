@@ -27,6 +27,7 @@ class RunProgress:
         self._done = done
         self._resumed = done
         self._failed = 0
+        self._impossible: set[tuple[str, int]] = set()
         self._retries = 0
         self._score_sum = 0.0
         self._scored = 0
@@ -64,17 +65,28 @@ class RunProgress:
         self._done += 1
         self._retries += max(record.attempts - 1, 0)
         if record.error is not None:
-            self._failed += 1
+            self._failed += not record.impossible
         elif record.score is not None:
             self._score_sum += record.score
             self._scored += 1
         if self._bar:
             self._bar.update(self._task, advance=1, note=self._note())
-            if record.error is not None:
+            if record.impossible:
+                self._say_impossible(record)
+            elif record.error is not None:
                 name = f"{record.task} {record.length} {record.policy} #{record.index}"
                 self._bar.console.print(f"failed: {name}: {record.error}", markup=False)
         else:
             self._plain()
+
+    def _say_impossible(self, record: Record) -> None:
+        """Once for all samples of a task and length."""
+        cell = (record.task, record.length)
+        if self._bar and cell not in self._impossible:
+            self._impossible.add(cell)
+            self._bar.console.print(
+                f"not possible: {record.task} {record.length}: {record.error}", markup=False
+            )
 
     def _note(self) -> str:
         score = f"score {100 * self._score_sum / self._scored:.1f}%" if self._scored else ""

@@ -1,8 +1,10 @@
 """The run's files: `samples.jsonl` (one line per finished or failed sample) and `run.json`.
 
 A sample is finished once: its key is (task, length, policy, index, seed). Failed ones are kept for
-the record and tried again by the next run. A line is written whole and flushed before the sample
-counts as done, and a torn last line (power cut) is put aside, never guessed at.
+the record and tried again by the next run; those that are not possible (the task does not fit the
+length) stay so, for whatever decides it is the same for every run of a folder. A line is written
+whole and flushed before the sample counts as done, and a torn last line (power cut) is put aside,
+never guessed at.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Key = tuple[str, int, str, int, int]
 
 @dataclass(frozen=True)
 class Record:
-    """One sample under one policy. `error` is None for a finished one; lengths are in tokens."""
+    """One sample under one policy. `error` is None for a finished one, and the reason for one that
+    is `impossible`; lengths are in tokens."""
 
     task: str
     length: int
@@ -41,6 +44,7 @@ class Record:
     usage: dict[str, Any] = field(default_factory=dict)
     kv: dict[str, object] | None = None
     context: int | None = None
+    impossible: bool = False
 
     @property
     def key(self) -> Key:
@@ -70,12 +74,13 @@ class Record:
 
 
 class RecordFile:
-    """Appends records; `finished` and `failed` hold what is known, newest last."""
+    """Appends records; `finished`, `failed` and `impossible` hold what is known, newest last."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.finished: dict[Key, Record] = {}
         self.failed: dict[Key, Record] = {}
+        self.impossible: dict[Key, Record] = {}
         self.torn_lines = 0
         self._lock = threading.Lock()
         self._file: BinaryIO | None = None
@@ -102,8 +107,18 @@ class RecordFile:
         if record.error is None:
             self.finished[record.key] = record
             self.failed.pop(record.key, None)
-        elif record.key not in self.finished:
+            self.impossible.pop(record.key, None)
+        elif self.is_settled(record.key):
+            return
+        elif record.impossible:
+            self.impossible[record.key] = record
+            self.failed.pop(record.key, None)
+        else:
             self.failed[record.key] = record
+
+    def is_settled(self, key: Key) -> bool:
+        """Whether nothing is left to be asked: the sample is finished, or not possible."""
+        return key in self.finished or key in self.impossible
 
     def append(self, record: Record) -> None:
         """Write one record and flush it. Any thread; without effect after `close`."""

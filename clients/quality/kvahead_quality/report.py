@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from . import __version__, plots
 from .records import write_json
 from .specs import length_label
 from .stats import Estimate
-from .summary import Column, Summary
+from .summary import Cell, Column, Summary
 from .tasks import GENERATOR_VERSION
 
 NO_KV_NOTE = (
@@ -42,6 +43,14 @@ def _score(value: Estimate) -> str:
     if math.isnan(value.mean):
         return "-"
     return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def _percent(value: Estimate) -> str:
+    return "-" if math.isnan(value.mean) else f"{100 * value.mean:.0f}"
+
+
+def _cell(cell: Cell, write: Callable[[Estimate], str]) -> str:
+    return "not possible" if cell.impossible == cell.expected else write(cell.estimate)
 
 
 def _signed(value: Estimate | None) -> str:
@@ -112,6 +121,13 @@ def _warnings(summary: Summary, run: dict[str, Any]) -> list[str]:
             f"- **Incomplete: {summary.missing} samples are missing** and not part of any number."
         )
     out += [f"- failed {count} x: {reason}" for reason, count in summary.failures[:10]]
+    out += [
+        f"- **Not possible**: `{cell.task}` at {length_label(cell.length)} tokens, {cell.count} of "
+        f"{cell.expected} samples: {cell.reason}."
+        for cell in summary.impossible
+    ]
+    if any(cell.count == cell.expected for cell in summary.impossible):
+        out.append("- Where a task is not possible there is no average over the tasks.")
     if summary.retries:
         out.append(f"- {summary.retries} requests had to be repeated.")
     empty = sum(cell.empty_outputs for cell in summary.cells)
@@ -139,7 +155,7 @@ def _task_tables(summary: Summary) -> list[str]:
     for length in summary.lengths:
         out += [f"## {length_label(length)} tokens", ""]
         rows = [
-            [task, *(_score(summary.cell(task, length, p).estimate) for p in summary.policies)]
+            [task, *(_cell(summary.cell(task, length, p), _score) for p in summary.policies)]
             for task in summary.tasks
         ]
         rows.append(
@@ -158,12 +174,9 @@ def _needle_tables(summary: Summary) -> list[str]:
         out += [f"## Found, percent, under `{policy}`", ""]
         rows = []
         for task in summary.tasks:
-            means = [summary.cell(task, n, policy).estimate.mean for n in summary.lengths]
+            cells = [summary.cell(task, n, policy) for n in summary.lengths]
             rows.append(
-                [
-                    task.removeprefix("needle_d") + "%",
-                    *("-" if math.isnan(m) else f"{100 * m:.0f}" for m in means),
-                ]
+                [task.removeprefix("needle_d") + "%", *(_cell(cell, _percent) for cell in cells)]
             )
         out += _table(["depth", *(length_label(n) for n in summary.lengths)], rows)
     return out

@@ -66,13 +66,15 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """How a run went. `missing` counts samples without a score at the end."""
+    """How a run went. At the end `missing` samples have no score though they could, and
+    `impossible` ones cannot be made: their task does not fit their length."""
 
     done: int = 0
     resumed: int = 0
     failed: int = 0
     retries: int = 0
     missing: int = 0
+    impossible: int = 0
     gave_up: bool = False
     interrupted: bool = False
     last_error: str = ""
@@ -137,8 +139,9 @@ class Runner:
                 thread.join(max(deadline - time.monotonic(), 0.0))
         if self._fault is not None:
             raise self._fault
-        missing = [key for key in self.plan.wanted() if key not in self.records.finished]
-        self.outcome.missing = len(missing)
+        wanted = self.plan.wanted()
+        self.outcome.missing = sum(not self.records.is_settled(key) for key in wanted)
+        self.outcome.impossible = sum(key in self.records.impossible for key in wanted)
         return self.outcome
 
     def _jobs(self) -> queue.SimpleQueue[_Job]:
@@ -152,8 +155,9 @@ class Runner:
                     left = tuple(
                         (q, policy)
                         for q, policy in pairs
-                        if (task, length, policy.label, context * asked + q, plan.seed)
-                        not in self.records.finished
+                        if not self.records.is_settled(
+                            (task, length, policy.label, context * asked + q, plan.seed)
+                        )
                     )
                     self.outcome.resumed += len(pairs) - len(left)
                     if left:
@@ -219,11 +223,16 @@ class Runner:
         if self.client.stop.is_set():
             return
         sample = fitted.sample
+        plan = self.plan
         if question:
-            sample = self.plan.tasks[job.task].build(
-                sample.size, job.length, self.plan.seed, job.context, question
-            )
-        plan, references = self.plan, sample.references
+            try:
+                sample = plan.tasks[job.task].build(
+                    sample.size, job.length, plan.seed, job.context, question
+                )
+            except TaskError as error:
+                self._record(self._failure(job, question, policy, fitted, None, error))
+                return
+        references = sample.references
         stop = references[0] if plan.stop_at_answer and len(references) == 1 else None
         tokens = min(sample.max_tokens, plan.answer_tokens or sample.max_tokens)
         try:
@@ -277,11 +286,13 @@ class Runner:
         sample: Sample | None,
         error: Exception,
     ) -> Record:
-        """Write a failed sample down: counted, shown, and tried again by the next run."""
+        """Write down why there is no answer: a sample that cannot be made stays so; another failure
+        is counted, shown, and tried again by the next run."""
         return replace(
             self._blank(job, question, policy, fitted, sample),
             error=one_line(error),
             attempts=error.attempts if isinstance(error, RequestFailed) else 0,
+            impossible=isinstance(error, TaskError),
         )
 
     def _record(self, record: Record) -> None:
@@ -292,7 +303,7 @@ class Runner:
             self.outcome.retries += max(record.attempts - 1, 0)
             if record.error is None:
                 self.outcome.done += 1
-            else:
+            elif not record.impossible:
                 self.outcome.failed += 1
                 self.outcome.last_error = record.error
                 if self.outcome.failed >= self.failures_max:

@@ -22,6 +22,7 @@ class Cell:
     expected: int
     failed: int
     empty_outputs: int
+    impossible: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,18 @@ class Column:
     device_kv_bytes: float | None
     host_kv_bytes: float | None
     seconds: float
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """Samples of one task and length that cannot be made, `count` of `expected` over all policies,
+    and why, of the first of them."""
+
+    task: str
+    length: int
+    count: int
+    expected: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,7 @@ class Summary:
     retries: int
     missing: int
     failures: list[tuple[str, int]]
+    impossible: list[Impossible]
 
     def cell(self, task: str, length: int, policy: str) -> Cell:
         for cell in self.cells:
@@ -123,13 +137,15 @@ def summarise(
     finished: dict[Key, Record],
     failed: dict[Key, Record],
     questions: dict[str, int] | None = None,
+    impossible: dict[Key, Record] | None = None,
 ) -> Summary:
     """Reduce a run's records.
 
     `answer_tokens` is each task's answer budget in tokens, `questions` how many a context of the
-    task has (1). Questions of one context are not independent, so a context counts as one sample,
-    whose score is the mean over its questions.
+    task has (1). What is `impossible` is neither missing nor failed. Questions of one context are
+    not independent, so a context counts as one sample, whose score is the mean over its questions.
     """
+    settled = impossible or {}
     count = {task: samples * (questions or {}).get(task, 1) for task in tasks}
 
     def records(task: str, length: int, policy: str) -> list[Record]:
@@ -168,6 +184,10 @@ def summarise(
                             for index in range(count[task])
                         ),
                         empty_outputs=sum(not (r.output or "").strip() for r in found),
+                        impossible=sum(
+                            (task, length, policy, index, seed) in settled
+                            for index in range(count[task])
+                        ),
                     )
                 )
             everything = [r for task in tasks for r in records(task, length, policy)]
@@ -197,9 +217,30 @@ def summarise(
         columns=columns,
         fills=fills,
         retries=sum(max(record.attempts - 1, 0) for record in (*known, *bad)),
-        missing=len(wanted - finished.keys()),
+        missing=len(wanted - finished.keys() - settled.keys()),
         failures=sorted(reasons.items(), key=lambda item: (-item[1], item[0])),
+        impossible=_impossible(
+            {task: count[task] * len(policies) for task in tasks}, lengths, wanted, settled
+        ),
     )
+
+
+def _impossible(
+    expected: dict[str, int], lengths: list[int], wanted: set[Key], settled: dict[Key, Record]
+) -> list[Impossible]:
+    """`expected` is how many samples a task has at one length, under all policies."""
+    cells: dict[tuple[str, int], list[Key]] = {}
+    for key in wanted & settled.keys():
+        cells.setdefault(key[:2], []).append(key)
+    found = []
+    for length in lengths:
+        for task in expected:
+            if keys := cells.get((task, length)):
+                first = settled[min(keys, key=lambda key: (key[3], key[2]))]
+                found.append(
+                    Impossible(task, length, len(keys), expected[task], first.error or "?")
+                )
+    return found
 
 
 def _fill(length: int, answer_tokens: dict[str, int], records: Iterable[Record]) -> Fill:

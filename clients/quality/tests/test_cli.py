@@ -109,6 +109,38 @@ def test_ruler__missing_samples_give_exit_1_and_a_rerun_completes(
     assert "Incomplete" not in (tmp_path / "report.md").read_text()
 
 
+def test_ruler__what_is_not_possible_is_told_and_is_no_failure(
+    serve, tmp_path: Path, capsys
+) -> None:
+    server = serve()
+    more = ["--lengths", "300,1k", "--tasks", "niah_single_1,vt", "--max-failures", "1"]
+    more += ["--policies", "full,kivi:1"]
+    for _ in range(2):
+        assert ruler(server, tmp_path, *more) == 0
+        assert "4 samples are not possible: vt at 300 tokens" in capsys.readouterr().err
+        text = (tmp_path / "report.md").read_text()
+        assert "- **Not possible**: `vt` at 300 tokens, 4 of 4 samples: vt: the smallest" in text
+        assert "| vt | not possible | not possible |" in text
+        assert "Incomplete" not in text and "failed" not in text
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert [(i["task"], i["length"], i["count"]) for i in results["impossible"]] == [("vt", 300, 4)]
+    assert results["missing"] == 0 and results["failures"] == []
+    assert main(["report", "--out", str(tmp_path)]) == 0
+
+
+def test_ruler__nothing_possible_is_no_success(serve, tmp_path: Path) -> None:
+    given = ["--lengths", "300,310", "--tasks", "vt"]
+    assert ruler(serve(), tmp_path, *given) == 1
+    assert "| vt | not possible |" in (tmp_path / "report.md").read_text()
+    assert main(["report", "--out", str(tmp_path)]) == 1
+
+
+def test_needle__what_is_not_possible_is_told(serve, tmp_path: Path) -> None:
+    given = ["--out", str(tmp_path), "--samples", "1", "--depths", "0,50", "--lengths", "256,1k"]
+    assert main(["needle", "--base-url", serve().url, *given, "--overhead", "200"]) == 0
+    assert "| 50% | not possible | 100 |" in (tmp_path / "report.md").read_text()
+
+
 def test_ruler__retries_are_told(serve, tmp_path: Path) -> None:
     server = serve()
     assert ruler(server, tmp_path, "--samples", "1") == 0

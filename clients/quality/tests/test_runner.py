@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from stub import count_tokens
 
+from kvahead_quality.client import RequestFailed
 from kvahead_quality.counter import TokenCounter
 from kvahead_quality.errors import UsageError
 from kvahead_quality.records import Record, RecordFile, check_identity, write_json
@@ -118,13 +119,43 @@ def test_run__gives_up_after_too_many_failures(serve, connect, tmp_path: Path) -
     assert len(records.failed) == 5
 
 
-def test_run__a_length_that_no_sample_fits_is_a_failed_sample(
+def test_run__a_length_that_no_sample_fits_is_not_possible_and_no_failure(
     serve, connect, tmp_path: Path
 ) -> None:
-    short = plan(lengths=[300], tasks={"vt": TASKS["vt"]}, samples=1)
-    outcome, _ = run(connect(serve()), tmp_path / "s", short)
-    assert outcome.failed == outcome.missing == 2
-    assert "the smallest sample needs" in outcome.last_error
+    server = serve()
+    short = plan(lengths=[300, 1024], samples=3)
+    outcome, records = run(connect(server), tmp_path / "s", short, failures_max=1)
+    assert (outcome.done, outcome.failed, outcome.missing) == (3 * 2 * 3, 0, 0)
+    assert outcome.impossible == len(records.impossible) == 3 * 2
+    assert not outcome.gave_up and not records.failed
+    assert {key[:2] for key in records.impossible} == {("vt", 300)}
+    assert all("the smallest sample needs" in r.error for r in records.impossible.values())
+    # It stays so: the next run has nothing to do.
+    posts = len(server.requests)
+    outcome, records = run(connect(server), tmp_path / "s", short, failures_max=1)
+    assert (outcome.done, outcome.resumed) == (0, 3 * 2 * 4)
+    assert (outcome.impossible, outcome.missing) == (3 * 2, 0)
+    assert len(server.requests) == posts
+
+
+def test_run__a_server_that_does_not_count_is_a_failure(serve, connect, tmp_path: Path) -> None:
+    def unreachable(text: str) -> int:
+        raise RequestFailed("no /tokenize today", 3)
+
+    records = RecordFile(tmp_path / "s")
+    counter = TokenCounter(unreachable, "x", True)
+    outcome = Runner(connect(serve()), counter, plan(samples=1), records).run()
+    assert (outcome.failed, outcome.missing, outcome.impossible) == (8, 8, 0)
+
+
+def test_records__a_failure_that_proves_not_possible_is_no_failure_any_more(tmp_path: Path) -> None:
+    records = RecordFile(tmp_path / "s")
+    records.append(record(score=None, error="vt: the smallest sample needs 1"))
+    assert records.failed and not records.impossible
+    records.append(record(score=None, error="the same", impossible=True))
+    assert records.impossible and not records.failed
+    records.close()
+    assert RecordFile(tmp_path / "s").impossible == records.impossible
 
 
 def test_run__a_defect_in_a_worker_ends_the_run(serve, connect, tmp_path: Path) -> None:
