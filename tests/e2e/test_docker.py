@@ -32,6 +32,18 @@ def test_image__without_a_key_it_does_not_start():
     assert "KVAHEAD_API_KEY" in done.stderr and "--public-without-key" in done.stderr
 
 
+def test_image__has_what_installing_reads():
+    """The files that docker/install and what it calls name, wherever they are looked for."""
+    words = {word for line in instructions("COPY") for word in line.split() if word.startswith("docker/")}
+    copied = {word.removeprefix("docker/") for word in words} - {""}
+    scripts = [ROOT / "docker" / name for name in copied if name == "install" or name.startswith("fetch-")]
+    assert len(scripts) == 3
+    text = "\n".join(line for script in scripts for line in script.read_text().splitlines() if not line.startswith("#"))
+    for file in (ROOT / "docker").iterdir():
+        if file.name != "packages-page" and re.search(rf"\b{re.escape(file.name)}\b", text) and file.is_file():
+            assert file.name in copied, f"{file.name} is not in the image that builds"
+
+
 @pytest.mark.parametrize("key", ["secret", None])
 def test_image__health_check_passes(servers, key):
     if not shutil.which("curl"):
