@@ -1,9 +1,11 @@
-"""./run: which model it serves. The build and the program are stand-ins here, that say what they were asked."""
+"""./run: which model it serves, and docker/run-cluster: where, and how it ends. The build and the programs are stand-ins
+here, that say what they were asked."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -89,3 +91,71 @@ def test_run__a_model_of_the_environment(tree):
 def test_run__a_signal_serves_nothing(tree):
     done = tree.run(PULL="signal")
     assert done.returncode != 0 and len(tree.calls()) == 1, done
+
+
+class Cluster(Tree):
+    """What is started writes its name into `calls`; a file of its name is what it says and ends with."""
+
+    STARTED = """#!/bin/sh
+echo "${0##*/} $KVAHEAD_FRONT" >>{folder}/calls
+[ ! -e {folder}/"${0##*/}" ] || { cat {folder}/"${0##*/}"; exit 1; }
+exec sleep 60
+"""
+    CURL = """#!/bin/sh
+echo "curl $*" >>{folder}/asked
+case "$*" in *"--noproxy *"*/$(cat {folder}/answered)) exit 0 ;; esac
+exit 1
+"""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(folder)
+        (folder / "docker").mkdir(exist_ok=True)
+        for name in ("run-cluster", "haproxy.cfg"):
+            shutil.copy(ROOT / "docker" / name, folder / "docker")
+        for path, text in {
+            "bin/meson": "#!/bin/sh\n", "bin/etcd": self.STARTED, "bin/haproxy": self.STARTED, "bin/curl": self.CURL,
+            "build/kvahead": self.STARTED, "answered": "ready",
+        }.items():
+            (folder / path).write_text(text.replace("{folder}", str(folder)))
+            (folder / path).chmod(0o755)
+
+    def serve(self, *arguments: str, until: str = "serving at", **env: str) -> tuple[str, str]:
+        """What it has said when it says `until`, and is ended, or ends."""
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        process = subprocess.Popen([self.folder / "run", "--cluster", "2", "--model", "m", *arguments], text=True,
+                                   env=clean_environment(PATH=path, TMPDIR=str(self.folder), **env),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out = ""
+        while line := process.stdout.readline():
+            out += line
+            if until in line:
+                process.terminate()
+        said = process.stderr.read()
+        assert process.wait() in (1, 143), said
+        return out, said
+
+
+@pytest.fixture
+def cluster(tmp_path: pathlib.Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [("--port", "8123", "--host=0.0.0.0"), ()])
+def test_run_cluster__serves_where_it_is_told(cluster, arguments):
+    out, _ = cluster.serve(*arguments, KVAHEAD_HOST="0.0.0.0", KVAHEAD_PORT="9" if arguments else "8123")
+    assert "haproxy 0.0.0.0:8123" in cluster.calls() and out.endswith("serving at http://0.0.0.0:8123\n")
+    assert [call.split()[0] for call in sorted(cluster.calls())] == ["etcd", "haproxy", "kvahead", "kvahead"]
+
+
+@pytest.mark.parametrize("name", ["etcd", "haproxy", "kvahead"])
+def test_run_cluster__what_ends_ends_it_and_says_why(cluster, name):
+    (cluster.folder / name).write_text("a reason\n")
+    (cluster.folder / "answered").write_text("nothing")
+    _, said = cluster.serve()
+    assert re.match(rf"{name}1? has ended; see \S+/{name}1?\.log:\na reason\n", said.replace("kvahead2", "kvahead1")), said
+
+
+def test_run_cluster__who_is_never_ready_is_named(cluster):
+    (cluster.folder / "answered").write_text("health")
+    _, said = cluster.serve(START_SECONDS_MAX="1")
+    assert said.startswith("kvahead1 is not ready after 1 s (START_SECONDS_MAX); see "), said
