@@ -2,14 +2,17 @@
  *
  * The tenant whose next slot is the cheapest comes first (tenant.c), and within a tenant the order
  * is (aged priority, arrival). A choice that does not fit may be passed by later ones, but only
- * KVA_BYPASS_MAX times; from then on the freed memory is left to add up until it fits.
+ * KVA_BYPASS_MAX times; from then on the freed memory is left to add up until it fits. One that
+ * waits for its turn to prefill is passed without limit by those that take no such turn, since they
+ * take nothing that it waits for; once it has its turn, it may still be one that does not fit.
  *
  * Watermark: while anything runs, what each running sequence grows by next stays free, so that what
  * is let in now need not be thrown out a few steps later. */
 #include "scheduler/internal.h"
 
 /* Of one tenant, where there are several. */
-#define BYPASS_DEPTH_SHARED 2u
+#define BYPASS_DEPTH_SHARED         2u
+#define BYPASS_PREFILL_DEPTH_SHARED 16u
 
 /* What the prefix cache has is given up on demand. */
 static uint64_t device_free(const struct kva_engine_usage *usage)
@@ -53,7 +56,7 @@ static void clear_reserved(struct kva_scheduler *s)
 {
     for (struct kva_list *at = s->tenants.next; at != &s->tenants; at = at->next) {
         struct kva_tenant *t = KVA_CONTAINER_OF(at, struct kva_tenant, link);
-        t->reserved = t->passed = 0;
+        t->reserved = t->passed = t->passed_prefills = 0;
     }
 }
 
@@ -116,7 +119,7 @@ static bool host_has(const struct kva_scheduler *s, uint64_t bytes)
 
 /* Whether this step can do any of the choice's prefill; a start of a few tokens is not worth a
  * place among the partial prefills. */
-static bool prefill_possible(const struct kva_scheduler *s, const struct kva_step_plan *plan,
+static bool prefill_possible(const struct kva_scheduler *s, struct kva_step_plan *plan,
                              const struct kva_choice *c)
 {
     uint32_t left = plan->prefill_quota - plan->prefill_used;
@@ -129,15 +132,28 @@ static bool prefill_possible(const struct kva_scheduler *s, const struct kva_ste
     /* One place is left to others: a long prompt is not preempted out of it. */
     if (c->group->request->tenant != 0 && places > 1 && c->tenant->unfinished >= places - 1)
         return false;
-    return plan->unfinished < places &&
-           (left >= limits->prefill_tokens_min || left == plan->prefill_quota);
+    if (plan->unfinished >= places ||
+        (left < limits->prefill_tokens_min && left < plan->prefill_quota))
+        plan->places_closed = true;
+    return !plan->places_closed;
 }
 
 enum verdict {
     ADMITTED,
-    BLOCKED,
+    UNFIT, /* there is no memory for it, or no slot */
+    LATER, /* others prefill */
     ENDED,
 };
+
+/* Whether there is room for a choice that waits to prefill, as far as it is known to be large. */
+static bool has_room(const struct kva_scheduler *s, const struct kva_choice *c)
+{
+    if (c->bypassed == 0)
+        return true;
+    struct kva_tier_bytes wanted = {0};
+    s->ops->admit_bytes(s->engine_self, c->seq, &wanted);
+    return host_has(s, wanted.host) && missing_bytes(s, c, wanted.device) == 0;
+}
 
 static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *plan,
                               struct kva_choice *c, uint64_t now_ns,
@@ -145,17 +161,17 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
 {
     if (!prefill_possible(s, plan, c)) {
         *ret_reason = KVA_WAIT_PREFILL;
-        return BLOCKED;
+        return has_room(s, c) ? LATER : UNFIT;
     }
     struct kva_tier_bytes wanted = {0};
     s->ops->admit_bytes(s->engine_self, c->seq, &wanted);
     *ret_reason = KVA_WAIT_HOST_BYTES;
     if (!host_has(s, wanted.host))
-        return BLOCKED; /* and nobody gives way for nothing */
+        return UNFIT; /* and nobody gives way for nothing */
     bool full = kva_running_count(s) >= s->params.running_max;
     *ret_reason = full ? KVA_WAIT_BATCH_FULL : KVA_WAIT_DEVICE_BYTES;
     if (!make_way(s, plan, c, wanted.device, s->params.running_max, now_ns))
-        return BLOCKED;
+        return UNFIT;
     *ret_reason = KVA_WAIT_DEVICE_BYTES;
     enum kva_tier_id short_of = KVA_TIER_DEVICE;
     uint32_t cached_tokens = 0;
@@ -163,7 +179,7 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
     if (status == KVA_ELIMIT) {
         if (short_of == KVA_TIER_HOST)
             *ret_reason = KVA_WAIT_HOST_BYTES;
-        return BLOCKED;
+        return UNFIT;
     }
     if (status != KVA_OK) {
         kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
@@ -196,8 +212,8 @@ static bool behind_suspended(const struct kva_tenant *t)
 }
 
 /* Whether nobody can be admitted: the cheapest tenant cannot, and others come behind it. */
-static bool nobody_fits(struct kva_scheduler *s, const struct kva_tenant *t,
-                        enum kva_wait_reason *ret_reason)
+static bool nobody_fits(struct kva_scheduler *s, const struct kva_step_plan *plan,
+                        const struct kva_tenant *t, enum kva_wait_reason *ret_reason)
 {
     *ret_reason = KVA_WAIT_BATCH_FULL;
     if (kva_running_count(s) + s->suspended_count + s->stranded_count >= s->sequences_max)
@@ -205,45 +221,89 @@ static bool nobody_fits(struct kva_scheduler *s, const struct kva_tenant *t,
     if (kva_running_count(s) >= s->params.running_max && !kva_tenant_may_take(s, t))
         return true;
     *ret_reason = KVA_WAIT_DEVICE_BYTES;
-    return behind_suspended(t);
+    if (behind_suspended(t))
+        return true;
+    *ret_reason = KVA_WAIT_PREFILL;
+    return plan->prefill_used >= plan->prefill_quota;
+}
+
+/* Who has been looked at and stays: out of the heaps while others are looked at. */
+struct passed {
+    struct kva_list choices;        /* by `run` */
+    uint32_t unfit;                 /* of them: that do not fit */
+    struct kva_choice *first_unfit; /* NULL: there is none */
+};
+
+/* The next is another tenant's if it is the `last`. */
+static void pass(struct kva_scheduler *s, struct passed *passed, struct kva_choice *c, bool last)
+{
+    kva_choice_leave_waiting(s, c);
+    kva_list_append(&passed->choices, &c->run);
+    if (last)
+        c->tenant->reserved = c->tenant->waiting.count;
+}
+
+static bool is_shared(const struct kva_scheduler *s)
+{
+    return s->tenants.next != s->tenants.prev;
+}
+
+/* False: nobody else is to be looked at. */
+static bool pass_unfit(struct kva_scheduler *s, struct passed *passed, struct kva_choice *c)
+{
+    if (!passed->first_unfit)
+        passed->first_unfit = c;
+    if (passed->unfit == KVA_BYPASS_DEPTH || passed->first_unfit->bypassed >= KVA_BYPASS_MAX)
+        return false;
+    passed->unfit++;
+    pass(s, passed, c, ++c->tenant->passed >= BYPASS_DEPTH_SHARED && is_shared(s));
+    return true;
+}
+
+static bool pass_later(struct kva_scheduler *s, struct passed *passed, struct kva_choice *c)
+{
+    uint32_t depth = is_shared(s) ? BYPASS_PREFILL_DEPTH_SHARED : KVA_BYPASS_PREFILL_DEPTH;
+    if (c->tenant->passed_prefills == depth)
+        return false; /* its turn came again for those that are suspended */
+    pass(s, passed, c, ++c->tenant->passed_prefills == depth);
+    return true;
 }
 
 void kva_scheduler_admit_waiting(struct kva_scheduler *s, struct kva_step_plan *plan,
                                  uint64_t now_ns)
 {
-    struct kva_choice *passed[KVA_BYPASS_DEPTH];
-    uint32_t passed_count = 0;
+    struct passed passed = {.unfit = 0};
+    kva_list_init(&passed.choices);
     clear_reserved(s);
+    plan->places_closed = false;
     if (s->waiting_count > 0)
         refresh_usage(s);
     while (s->waiting_count > 0) {
         struct kva_tenant *t = kva_tenant_cheapest(s, true);
         if (!t) {
-            s->wait_reason = passed_count == 0 ? KVA_WAIT_TENANT : s->wait_reason;
+            s->wait_reason = kva_list_empty(&passed.choices) ? KVA_WAIT_TENANT : s->wait_reason;
             break;
         }
         enum kva_wait_reason reason;
         struct kva_choice *c = NULL;
-        bool stop = nobody_fits(s, t, &reason);
+        enum verdict verdict = UNFIT;
+        bool stop = nobody_fits(s, plan, t, &reason);
         if (!stop) {
             c = KVA_CONTAINER_OF(kva_heap_peek(&t->waiting), struct kva_choice, order);
-            enum verdict verdict = try_admit(s, plan, c, now_ns, &reason);
-            if (verdict == ADMITTED && passed_count > 0)
-                passed[0]->bypassed++;
-            if (verdict != BLOCKED)
+            verdict = try_admit(s, plan, c, now_ns, &reason);
+            if (verdict == ADMITTED && passed.first_unfit)
+                passed.first_unfit->bypassed++;
+            if (verdict == ADMITTED || verdict == ENDED)
                 continue;
         }
-        if (passed_count == 0)
+        if (kva_list_empty(&passed.choices))
             s->wait_reason = reason;
-        if (stop || passed_count == KVA_BYPASS_DEPTH)
+        if (stop || !(verdict == LATER ? pass_later : pass_unfit)(s, &passed, c))
             break;
-        if ((passed_count > 0 ? passed[0] : c)->bypassed >= KVA_BYPASS_MAX)
-            break;
-        kva_choice_leave_waiting(s, c);
-        passed[passed_count++] = c;
-        if (++t->passed >= BYPASS_DEPTH_SHARED && s->tenants.next != s->tenants.prev)
-            t->reserved = t->waiting.count; /* the next is another tenant's */
     }
-    for (uint32_t i = 0; i < passed_count; i++)
-        kva_choice_enter_waiting(s, passed[i]);
+    while (!kva_list_empty(&passed.choices)) {
+        struct kva_choice *c = KVA_CONTAINER_OF(passed.choices.next, struct kva_choice, run);
+        kva_list_remove(&c->run);
+        kva_choice_enter_waiting(s, c);
+    }
 }

@@ -70,16 +70,17 @@ struct kva_tenant {
     bool wants_more; /* after the last step */
     /* In the step being planned. */
     uint32_t step_tokens;
-    uint32_t reserved;   /* slots that are left to its waiting choices */
-    uint32_t passed;     /* waiting choices that did not fit */
-    uint32_t unfinished; /* prefills that will be unfinished after the step */
+    uint32_t reserved;        /* slots that are left to its waiting choices */
+    uint32_t passed;          /* waiting choices that did not fit */
+    uint32_t passed_prefills; /* others that wait for their turn to prefill */
+    uint32_t unfinished;      /* prefills that will be unfinished after the step */
     uint32_t prefill_wanted;
     uint32_t prefill_share;
 };
 
 /* Members that every decode step touches come first. */
 struct kva_choice {
-    struct kva_list run; /* of `prefill`, `decode` or `stranded` */
+    struct kva_list run; /* of `prefill`, `decode` or `stranded`; WAITING: of admit.c */
     struct kva_sequence *seq;
     uint64_t planned_step; /* the step that it was last planned for */
     uint32_t item_index;   /* its item in that step; UINT32_MAX: none */
@@ -107,9 +108,9 @@ struct kva_choice {
     uint32_t cached_tokens;
     uint32_t prefill_done;  /* tokens' worth, cached ones not included */
     uint32_t prefill_quota; /* in the step being planned */
-    uint32_t bypassed;      /* choices admitted ahead of it while it was first */
-    uint64_t device_bytes;  /* held when it was suspended */
-    uint64_t growth_bytes;  /* by which it grows (engine.h) */
+    uint32_t bypassed; /* choices admitted ahead of it while it was the first that did not fit */
+    uint64_t device_bytes; /* held when it was suspended */
+    uint64_t growth_bytes; /* by which it grows (engine.h) */
     bool progress_sent;
     bool prefill_resumes; /* SUSPENDED: prefill is unfinished */
 };
@@ -133,6 +134,7 @@ struct kva_step_plan {
     uint32_t prefill_used;
     uint32_t unfinished; /* prefills that will be unfinished after the step */
     uint32_t reserved;   /* slots, of all tenants */
+    bool places_closed;  /* somebody waits to prefill: nobody later takes a place */
     bool preempted;
 };
 

@@ -116,9 +116,12 @@ typedef void (*kva_output_fn)(void *opaque, const struct kva_output *output);
 /* Tokens that prompts may have in any step, whatever it costs. */
 #define KVA_PREFILL_TOKENS_MIN 16u
 
-/* Choices that may overtake one that does not fit, and how far behind it they are looked for. */
-#define KVA_BYPASS_MAX   32u
-#define KVA_BYPASS_DEPTH 8u
+/* Choices that may overtake one for which there is no memory, and how far behind it they are looked
+ * for. Prompts that a step has room for overtake any number of times those that wait for
+ * partial_prefills_max, and are looked for behind so many of them (of a tenant, if it is alone). */
+#define KVA_BYPASS_MAX           32u
+#define KVA_BYPASS_DEPTH         8u
+#define KVA_BYPASS_PREFILL_DEPTH 64u
 
 struct kva_scheduler_params {
     struct kva_engine *engine;

@@ -253,6 +253,121 @@ static void test_admit__bounds_partial_prefills_and_lets_short_prompts_in(void *
     fixture_end(&f);
 }
 
+/* Short prompts pass long ones that wait to prefill, however often and however many those are. */
+static void test_admit__short_prompts_pass_long_ones_without_end(void **state KVA_UNUSED)
+{
+    enum { LONG = 20, SHORT = 150 };
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.running_max = 16;
+    fixture_begin(&f);
+    struct request_spec spec;
+    uint64_t next = 1;
+    while (next <= LONG) {
+        spec = tracker_spec(next++);
+        spec.prompt_tokens = 8000;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_step(&f);
+    uint32_t passed = 0;
+    for (uint32_t i = 0; i < SHORT; i++) {
+        spec = tracker_spec(next);
+        spec.prompt_tokens = 20;
+        spec.output_tokens_max = 2;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+        fixture_steps(&f, 3); /* two, and one in which a long one begins */
+        assert_true(tracker_choice(&f.tracker, next++, 0)->ended);
+        /* The last long one waits all the while. */
+        passed += strcmp(fixture_view(&f, LONG, 0).state, "waiting") == 0;
+    }
+    assert_true(passed > 3 * KVA_BYPASS_MAX);
+    /* They go on nevertheless, in their order, and take nothing from one another. */
+    fixture_run(&f);
+    for (uint64_t id = 2; id <= LONG; id++)
+        assert_true(admitted_ns(&f, id - 1, 0) <= admitted_ns(&f, id, 0));
+    fixture_end(&f);
+}
+
+/* However many long ones their owners have, the short ones of others get in. */
+static void test_admit__many_long_prompts_hide_no_other_tenant(void **state KVA_UNUSED)
+{
+    enum { TENANTS = 6, LONG = 20 };
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.waiting_max = 2 * TENANTS * LONG;
+    fixture_begin(&f);
+    struct request_spec spec;
+    uint64_t next = 1;
+    for (uint32_t i = 0; i < TENANTS * LONG; i++) {
+        spec = tracker_spec(next++);
+        spec.tenant = 1 + i % TENANTS;
+        spec.prompt_tokens = 8000;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    /* With some that run, its next slot is dearer than those of the others. */
+    for (uint32_t i = 0; i < 6; i++) {
+        spec = tracker_spec(next++);
+        spec.tenant = TENANTS + 1;
+        spec.prompt_tokens = 20;
+        spec.output_tokens_max = 500;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_steps(&f, 3);
+    spec = tracker_spec(next);
+    spec.tenant = TENANTS + 1;
+    spec.prompt_tokens = 20;
+    spec.output_tokens_max = 2;
+    for (uint32_t i = 0; i < 3; i++, spec.id = ++next) {
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+        fixture_steps(&f, 3);
+        assert_true(tracker_choice(&f.tracker, next, 0)->ended);
+    }
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
+/* A long prompt for which there is no memory either is passed only so often, also while another one
+ * has the place that it would prefill in. */
+static void test_admit__a_long_prompt_without_memory_is_not_forgotten(void **state KVA_UNUSED)
+{
+    enum { SHORT = 80 };
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.limits.partial_prefills_max = 1;
+    f.engine.limits.budget.device = 440 << 16;
+    f.engine.limits.context_max = 16384;
+    f.scheduling.running_max = 64;
+    f.scheduling.aging_ns = 0;
+    fixture_begin(&f);
+    struct request_spec spec = tracker_spec(1);
+    spec.prompt_tokens = 200 * 64;
+    spec.output_tokens_max = 200;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    while (strcmp(fixture_view(&f, 1, 0).state, "decode") != 0)
+        fixture_step(&f);
+    for (uint64_t id = 2; id <= 3; id++) {
+        spec = tracker_spec(id);
+        spec.prompt_tokens = id == 2 ? 250 * 64 : 40 * 64;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_step(&f);
+    assert_string_equal(fixture_view(&f, 2, 0).state, "waiting");
+    assert_string_equal(fixture_view(&f, 3, 0).state, "prefill");
+    for (uint64_t id = 10; id < 10 + SHORT; id++) {
+        spec = tracker_spec(id);
+        spec.output_tokens_max = 200;
+        spec.prompt_tokens = 10;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    while (strcmp(fixture_view(&f, 3, 0).state, "prefill") == 0)
+        fixture_step(&f);
+    /* A few more, of the step in which the limit was reached. */
+    uint32_t passed = 1 + SHORT - fixture_stats(&f).waiting;
+    assert_true(passed >= KVA_BYPASS_MAX - 1 && passed < KVA_BYPASS_MAX + 8);
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 static void test_admit__ends_what_can_never_be_admitted(void **state KVA_UNUSED)
 {
     struct fixture f;
@@ -305,6 +420,9 @@ int main(void)
         cmocka_unit_test(test_admit__says_why_choices_wait),
         cmocka_unit_test(test_admit__keeps_a_page_per_running_sequence_free),
         cmocka_unit_test(test_admit__bounds_partial_prefills_and_lets_short_prompts_in),
+        cmocka_unit_test(test_admit__short_prompts_pass_long_ones_without_end),
+        cmocka_unit_test(test_admit__many_long_prompts_hide_no_other_tenant),
+        cmocka_unit_test(test_admit__a_long_prompt_without_memory_is_not_forgotten),
         cmocka_unit_test(test_admit__ends_what_can_never_be_admitted),
         cmocka_unit_test(test_admit__suspended_choices_come_before_waiting_ones),
     };
