@@ -146,7 +146,9 @@ static enum kva_status fold(struct kva_cli_skew *skew, struct kva_err *err)
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
     };
-    return kva_fold_write(skew->instance.model, &params, err);
+    enum kva_status status = kva_fold_write(skew->instance.model, &params, err);
+    skew->folded = !status;
+    return status;
 }
 
 static enum kva_status find_model(struct kva_cli_skew *skew, struct kva_config *config,
@@ -208,7 +210,14 @@ static enum kva_status run(struct kva_cli_skew *skew, struct kva_err *err)
         return status;
     skew->stopped = kva_cli_stop_begin();
     status = open_and_run(skew, &config, err);
-    kva_cli_stop_end(status == KVA_ECANCELLED ? "\nkvahead: stopped; nothing was written\n" : "");
+    char message[2 * sizeof(skew->path) + 64] = "";
+    if (status == KVA_ECANCELLED && skew->folded)
+        snprintf(message, sizeof(message),
+                 "\nkvahead: stopped; '%.1000s' was written, '%s' was not\n", config.skew_fold,
+                 skew->path);
+    else if (status == KVA_ECANCELLED)
+        snprintf(message, sizeof(message), "\nkvahead: stopped; nothing was written\n");
+    kva_cli_stop_end(message);
     return status;
 }
 

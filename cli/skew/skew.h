@@ -19,6 +19,7 @@ struct kva_cli_skew {
     const atomic_bool *stopped; /* by a signal */
     char *model_path;           /* what --model names, found */
     char path[1024];            /* of the file */
+    bool folded;                /* the folded model is written */
     size_t text_bytes;
     char text_sha256[65];
     uint32_t *ids; /* [windows][window_tokens] */

@@ -365,7 +365,7 @@ enum kva_status kva_skew_write(const struct kva_skew *skew, const struct kva_mod
     const bool kept = file.shared;
     kva_packed_file_finish(&file, status != KVA_OK);
     kva_packed_file_unmap(&file);
-    if (!status)
+    if (!status && !kept)
         status = kva_model_check_cancelled(params->cancelled, err);
     if (!status && !kept)
         return kva_fail(err, KVA_EIO, "%s cannot be written: %s. --out names another place",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pathlib
 import shutil
 import signal
 import subprocess
 import time
 
 import pytest
-from harness import BINARY, MODEL, ROOT, command
+from harness import BINARY, MODEL, ROOT, command, wait_until
 
 TEXT = ROOT / "LICENSE"
 WINDOWS = ("--text", TEXT, "--window", "256", "--tokens", "1024")
@@ -190,3 +193,20 @@ def test_skew__a_folded_checkpoint_says_the_same(folded):
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)
     assert texts[0] == texts[1]
+
+
+def test_skew__stopped_after_folding_it_says_what_is_there(folded, tmp_path):
+    model, _ = folded
+    out, file = tmp_path / "out", tmp_path / "file.skew"
+    # Whoever makes the file holds this one: so long others wait.
+    with open(f"{file}.new", "wb") as new:
+        fcntl.flock(new, fcntl.LOCK_EX)
+        process = subprocess.Popen([BINARY, "skew", "--model", model, *WINDOWS, "--fold", out, "--out", file],
+                                   stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        opened = pathlib.Path(f"/proc/{process.pid}/fd")
+        wait_until("it waits", lambda: any(fd.is_symlink() and os.readlink(fd) == new.name for fd in opened.iterdir()))
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT
+    assert said.endswith(f"\nkvahead: stopped; '{out}' was written, '{file}' was not\n")
+    assert (out / "model.safetensors").is_file() and not file.exists()
