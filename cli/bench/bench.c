@@ -174,14 +174,25 @@ static enum kva_status measure_policy(struct kva_bench *bench, struct kva_config
 }
 
 static enum kva_status write_json(const struct kva_bench *bench, const char *path,
-                                  struct kva_err *err)
+                                  const char *error, struct kva_err *err)
 {
     struct kva_buf text;
     kva_buf_init(&text, KVA_CLI_OUTPUT_BYTES);
-    kva_bench_json(bench, &text);
+    kva_bench_json(bench, error, &text);
     enum kva_status status = kva_cli_write(path, &text, err);
     kva_buf_finish(&text);
     return status;
+}
+
+/* What was measured before it failed is worth its time. Returns the failure. */
+static enum kva_status keep_rows(const struct kva_bench *bench, const struct kva_config *config,
+                                 enum kva_status failure, const struct kva_err *err)
+{
+    struct kva_err other;
+    if (config->json && bench->row_count > 0 &&
+        write_json(bench, config->json, err->message, &other))
+        kva_cli_fail(&other);
+    return failure;
 }
 
 static enum kva_status run(struct kva_bench *bench, struct kva_config *config, struct kva_err *err)
@@ -204,10 +215,10 @@ static enum kva_status run(struct kva_bench *bench, struct kva_config *config, s
     if (!status && bench->roofs.read_bytes_per_s > 0)
         status = kva_device_measure(bench->instance.device, &bench->roofs_end, err);
     if (status)
-        return status;
+        return keep_rows(bench, config, status, err);
     if (tables)
         kva_bench_print_end(bench);
-    return config->json ? write_json(bench, config->json, err) : KVA_OK;
+    return config->json ? write_json(bench, config->json, NULL, err) : KVA_OK;
 }
 
 /* The engine as the server has it, but with room for the largest batch and a prompt. */

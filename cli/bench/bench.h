@@ -130,7 +130,7 @@ void kva_bench_print_head(const struct kva_bench *bench);
 void kva_bench_print_row(const struct kva_bench *bench, const struct kva_bench_row *row);
 void kva_bench_print_end(const struct kva_bench *bench);
 
-/* All of it as one JSON document. */
-void kva_bench_json(const struct kva_bench *bench, struct kva_buf *out);
+/* All of it as one JSON document, with what ended it early unless `error` is NULL. */
+void kva_bench_json(const struct kva_bench *bench, const char *error, struct kva_buf *out);
 
 #endif

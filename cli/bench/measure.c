@@ -354,7 +354,8 @@ static enum kva_status measure_prefill(struct group *group, struct kva_bench_row
 
 /* --- rows ------------------------------------------------------------------------------------ */
 
-/* Not having room is a row's result, anything else is the bench's failure. */
+/* Not having room is a row's result, anything else is the bench's failure, and the row says why it
+ * has no figure. */
 static enum kva_status close_row(struct kva_bench *bench, struct kva_bench_row *row,
                                  enum kva_status status, kva_bench_row_fn done, struct kva_err *err)
 {
@@ -362,7 +363,9 @@ static enum kva_status close_row(struct kva_bench *bench, struct kva_bench_row *
         snprintf(row->skipped, sizeof(row->skipped), "%s", err->message);
         status = KVA_OK;
     }
-    if (!status)
+    if (status)
+        snprintf(row->skipped, sizeof(row->skipped), "failed: %.500s", err->message);
+    else
         done(bench, row);
     return status;
 }

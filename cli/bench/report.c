@@ -264,7 +264,7 @@ static void put_row(const struct kva_bench_row *row, const struct kva_device_roo
     kva_buf_putc(out, '}');
 }
 
-void kva_bench_json(const struct kva_bench *bench, struct kva_buf *out)
+void kva_bench_json(const struct kva_bench *bench, const char *error, struct kva_buf *out)
 {
     const struct kva_device_info *info = kva_device_get_info(bench->instance.device);
     const struct kva_device_roofs roofs = best_roofs(bench);
@@ -274,6 +274,10 @@ void kva_bench_json(const struct kva_bench *bench, struct kva_buf *out)
                    bench->instance.engine->limits.step_tokens_max,
                    bench->config->bench_cpu_time ? "true" : "false");
     put_model(bench, out);
+    if (error) {
+        kva_buf_puts(out, ",\n\"error\":");
+        kva_buf_json_string(out, error, strlen(error));
+    }
     kva_buf_printf(out,
                    ",\n\"memory\":{\"available_bytes\":%llu,\"device_bytes\":%llu,"
                    "\"host_bytes\":%llu,\"total_bytes\":%llu},\n",

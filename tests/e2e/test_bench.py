@@ -113,6 +113,7 @@ def test_bench__json_has_all_rows_and_true_bytes(tiny):
         tiny, "--prefill", "70,200", "--batch", "1,3", "--depth", "0,640", "--compare", "offload"
     )
     model = report["model"]
+    assert "error" not in report
     assert report["threads"] == 1
     assert model["kv_bytes_per_token"] == 2 * 2 * 16 * 2 * 2  # layers, heads, dim, K and V, bytes
     assert report["roofs_before"]["read_bytes_per_s"] > 0
@@ -213,6 +214,19 @@ def test_bench__tables_and_a_file(tiny, tmp_path):
         "roofs before",
         "roofs after",
     ]
+
+
+def test_bench__what_was_measured_outlives_a_failure(tiny, tmp_path):
+    path = tmp_path / "result.json"
+    done = command("bench", tiny, "--prefill", "64", "--batch", "1", "--depth", "100", "--compare", "infinigen",
+                   "--json", path, *SHORT)  # fmt: skip
+    assert done.returncode == 1 and "needs the model's skew" in done.stderr
+    report = json.loads(path.read_text())
+    assert "needs the model's skew" in report["error"]
+    *rows, failed = report["rows"]
+    assert [(row["what"], row["policy"]) for row in rows] == [(what, "full") for what in ("prefill", "decode", "mixed")]
+    assert all(row["median_s"] > 0 for row in rows)
+    assert failed["policy"] == "infinigen" and failed["skipped"].startswith("failed: ") and "median_s" not in failed
 
 
 def test_bench__refusals(tiny, tmp_path):
