@@ -6,6 +6,8 @@
 
 #define MIB (1024.0 * 1024.0)
 
+/* Mean of a row's samples. Rates are such means by the median time: one slow sample says nothing of
+ * the others, and the tokens of steps in which some sequences give none (pre-decoding) do. */
 static double per_sample(const struct kva_bench_row *row, uint64_t total)
 {
     return (double)total / row->sample_count;
@@ -171,8 +173,9 @@ void kva_bench_print_end(const struct kva_bench *bench)
         printf("times are processor time, of compute and copies together\n");
     printf("ms: median of a step (of prefill: of the whole prompt); spread: distance of the "
            "quartiles; own: sequences\nwith KV of their own, the others share it; decode/s, "
-           "prefill/s: tokens; weights, KV, fetched: MiB that such a\nstep or prompt reads; read, "
-           "f32, bf16: parts of the roofs before\n");
+           "prefill/s: tokens of the mean step or prompt, by the\nmedian time; weights, KV, "
+           "fetched: MiB that the mean one reads; read, f32, bf16: what the mean one reads and\n"
+           "computes, by the median time, as parts of the roofs before\n");
 }
 
 /* --- JSON ------------------------------------------------------------------------------------ */

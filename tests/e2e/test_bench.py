@@ -210,6 +210,8 @@ def test_bench__tables_and_a_file(tiny, tmp_path):
         assert len(rows) == count, done.stdout
         assert rows[0].count("%") == 4
     assert sum("linear" in line and "other" in line for line in lines) == 3
+    # Which quotient that is.
+    assert "decode/s, prefill/s: tokens of the mean step or prompt, by the\nmedian time" in done.stdout
     assert [line.split(":")[0] for line in lines if line.startswith("roofs")] == [
         "roofs before",
         "roofs after",
