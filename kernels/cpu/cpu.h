@@ -216,6 +216,7 @@ struct kva_cpu_linear {
     uint32_t row_end;
     uint32_t out_first;
     uint32_t out_end;
+    uint32_t next_out; /* the first output of this thread's next item; UINT32_MAX: it has none */
     void *scratch;
 };
 

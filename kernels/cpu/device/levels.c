@@ -1,10 +1,11 @@
 /* levels.c - which levels this machine can run. */
 #include "kernels/cpu/cpu.h"
-#ifdef KVA_CPU_X86
-#endif
+#include "kernels/cpu/simd/prefetch.h"
 
 #include <stdbool.h>
 #include <stdio.h>
+
+bool kva_prefetch_near;
 
 #ifdef KVA_CPU_X86
 #include "base/log.h"
@@ -91,6 +92,23 @@ static uint32_t detect(void)
         levels |= KVA_CPU_AMX;
     return levels;
 }
+
+/* AMD's family 1Ah, and what came later. */
+static bool is_zen5(void)
+{
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || c != signature_AMD_ecx ||
+        d != signature_AMD_edx || !__get_cpuid(1, &a, &b, &c, &d))
+        return false;
+    const uint32_t base = a >> 8 & 15, extended = a >> 20 & 255;
+    return base == 15 && base + extended >= 0x1A;
+}
+
+static void __attribute__((constructor)) choose_prefetch(void)
+{
+    kva_prefetch_near = is_zen5();
+}
+
 bool kva_cpu_has_gfni(void)
 {
     uint32_t a, b, c, d;

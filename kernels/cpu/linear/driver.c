@@ -3,6 +3,8 @@
 #include "kernels/cpu/device/pieces.h"
 #include "kernels/cpu/linear/packed_row.h"
 
+#include <stdatomic.h>
+
 /* Work under this many multiplications is not worth waking a thread for. */
 #define SERIAL_PRODUCTS_MAX 65536u
 
@@ -14,7 +16,9 @@ struct linear_job {
     const struct kva_linear_args *args;
     struct kva_cut rows;
     struct kva_cut outputs;
-    size_t row_bytes; /* of a prepared row */
+    size_t row_bytes;       /* of a prepared row */
+    uint32_t items;         /* pieces of outputs times pieces of rows */
+    _Atomic uint32_t taken; /* items that have been given to a thread */
 };
 
 static bool is_packed(const struct kva_linear_args *args)
@@ -39,10 +43,16 @@ static void prepare_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUS
         (uint32_t)kva_cut_end(&job->cut, index), job->device->prepared);
 }
 
-/* Outputs of a piece come before its rows: the rows that follow find its weights in a cache. */
-static void linear_piece(void *opaque, uint32_t index, uint32_t worker)
+static uint32_t first_output(const struct linear_job *job, uint32_t index)
 {
-    const struct linear_job *job = opaque;
+    return (uint32_t)kva_cut_first(&job->outputs, index / job->rows.count);
+}
+
+/* Outputs of a piece come before its rows: the rows that follow find its weights in a cache. `next`:
+ * what this thread has taken to do behind it; none from job->items on. */
+static void run_linear_item(const struct linear_job *job, uint32_t index, uint32_t next,
+                            uint32_t worker)
+{
     uint32_t row_piece = index % job->rows.count, out_piece = index / job->rows.count;
     struct kva_cpu_linear item = {
         .args = job->args,
@@ -51,9 +61,22 @@ static void linear_piece(void *opaque, uint32_t index, uint32_t worker)
         .row_end = (uint32_t)kva_cut_end(&job->rows, row_piece),
         .out_first = (uint32_t)kva_cut_first(&job->outputs, out_piece),
         .out_end = (uint32_t)kva_cut_end(&job->outputs, out_piece),
+        .next_out = next < job->items ? first_output(job, next) : UINT32_MAX,
         .scratch = kva_cpu_scratch(job->device, worker),
     };
     kernel_of(job)(&item);
+}
+
+/* A thread's items. It takes each before it has done the one before, so as to know what to prefetch
+ * meanwhile. */
+static void linear_thread(void *opaque, uint32_t index KVA_UNUSED, uint32_t worker)
+{
+    struct linear_job *job = opaque;
+    uint32_t next, at = atomic_fetch_add_explicit(&job->taken, 1, memory_order_relaxed);
+    for (; at < job->items; at = next) {
+        next = atomic_fetch_add_explicit(&job->taken, 1, memory_order_relaxed);
+        run_linear_item(job, at, next, worker);
+    }
 }
 
 /* Pieces of `total` units, `unit_count` each. */
@@ -108,13 +131,10 @@ static void run_linear(struct kva_device *device, const struct kva_linear_args *
                      args->weight.rows);
         return;
     }
+    job.items = (uint32_t)pieces;
     size_t products = (size_t)args->rows * args->weight.rows * args->weight.cols;
-    if (products > SERIAL_PRODUCTS_MAX) {
-        kva_pool_run(device->pool, (uint32_t)pieces, linear_piece, &job);
-        return;
-    }
-    for (uint32_t i = 0; i < pieces; i++)
-        linear_piece(&job, i, 0);
+    size_t threads = products > SERIAL_PRODUCTS_MAX ? kva_pool_threads(device->pool) : 1;
+    kva_pool_run(device->pool, (uint32_t)kva_min_size(pieces, threads), linear_thread, &job);
 }
 
 void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args)

@@ -75,9 +75,8 @@ static void run_rows(const struct run *run, tile_fn *const *tiles, uint32_t most
     const uint32_t even = (uint32_t)kva_div_up(run->rows, kva_div_up(run->rows, most));
     for (uint32_t row = 0, rows; row < run->rows; row += rows) {
         const size_t skip = rows = kva_min_u32(even, run->rows - row);
-        if (row > 0)
-            place.ahead = 0; /* in a cache by now */
         tiles[rows - 1](&place);
+        place.ahead = 0; /* they are in a cache by now */
         place.x += skip * place.x_stride;
         place.x_scales = (const void *)((const char *)place.x_scales + skip * place.x_stride);
         place.x_terms = (const void *)((const char *)place.x_terms + skip * place.x_stride);
@@ -112,9 +111,18 @@ static struct place place_of(const struct run *run, uint32_t out, uint32_t total
 static void run_stream(const struct run *run)
 {
     const struct kva_cpu_linear *item = run->item;
+    const size_t panel_bytes = kva_packed_panel_bytes(run->format, item->args->weight.cols);
+    const uint32_t panels = (uint32_t)kva_div_up(item->out_end - item->out_first, KVA_PACKED_PANEL);
+    const uint8_t *end = place_of(run, item->out_first, KVA_PACKED_PANEL).w + panels * panel_bytes;
+    size_t skip = SIZE_MAX;
+    if (item->next_out != UINT32_MAX)
+        skip = (size_t)(place_of(run, item->next_out, KVA_PACKED_PANEL).w - end);
     for (uint32_t out = item->out_first; out < item->out_end; out += KVA_PACKED_PANEL) {
+        struct place place = place_of(run, out, KVA_PACKED_PANEL);
+        place.end = end;
+        place.end_skip = skip;
         memset(run->totals, 0, (size_t)run->rows * KVA_PACKED_PANEL * sizeof(float));
-        run_rows(run, run->method.direct->one, STREAM_ROWS, place_of(run, out, KVA_PACKED_PANEL));
+        run_rows(run, run->method.direct->one, STREAM_ROWS, place);
         write_out(run, out, kva_min_u32(item->out_end - out, KVA_PACKED_PANEL), KVA_PACKED_PANEL);
     }
 }
@@ -172,8 +180,7 @@ static void run_batch(const struct run *run)
     write_out(run, item->out_first, outputs, stride);
 }
 
-/* More rows than a stream takes, all of which stay in a cache: pair by pair of panels. The first
- * tile of the first pair asks for its own weights; from then on the next pair's are prefetched. */
+/* More rows than a stream takes, all of which stay in a cache: pair by pair of panels. */
 static void run_pairs(const struct run *run)
 {
     const struct kva_cpu_linear *item = run->item;
@@ -187,10 +194,12 @@ static void run_pairs(const struct run *run)
         const uint32_t panels = item->out_end - out > KVA_PACKED_PANEL ? TILE_PANELS : 1;
         struct place place = place_of(run, out, stride);
         const uint8_t *w = place.w;
-        if (out > item->out_first)
-            place.ahead = 0;
-        place.next = w + panels * place.panel_bytes;
-        place.next_lines = (uint32_t)kva_div_up(panels * place.panel_bytes / LINE, groups);
+        const uint32_t next = out + stride < item->out_end ? out + stride : item->next_out;
+        place.ahead = 0;
+        if (next != UINT32_MAX) {
+            place.next = place_of(run, next, stride).w;
+            place.next_lines = (uint32_t)kva_div_up(panels * place.panel_bytes / LINE, groups);
+        }
         memset(run->totals, 0, (size_t)run->rows * stride * sizeof(float));
         for (uint32_t at = 0; at < inputs; at += depth, w += part_bytes) {
             place.w = w;

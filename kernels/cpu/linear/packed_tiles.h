@@ -41,8 +41,10 @@ struct place {
     const int8_t *x; /* prepared rows, from the first of `inputs` on */
     const float *x_scales;
     const union kva_packed_term *x_terms;
-    size_t x_stride;     /* bytes: of each of the three */
-    size_t ahead;        /* bytes: how far ahead of what is read it is prefetched; 0: it is not */
+    size_t x_stride;    /* bytes: of each of the three */
+    size_t ahead;       /* bytes: how far ahead of what is read one panel is prefetched; 0: not */
+    const uint8_t *end; /* of what is read in one stream */
+    size_t end_skip;    /* bytes from there to where the next one begins; SIZE_MAX: there is none */
     const uint8_t *next; /* what comes next: it is prefetched, line by line */
     size_t next_stride;  /* bytes to where the same is done for a second panel; 0: nowhere */
     uint32_t next_lines; /* of each, for every group of activations; 0: nothing */
@@ -201,13 +203,25 @@ INLINE const uint8_t *prefetch_next(const struct place *place, const uint8_t *ne
     return next;
 }
 
+/* How far ahead of `line` is prefetched from now on: what would be behind the stream's end is where
+ * the next one is. */
+INLINE size_t step_over(const struct place *place, const uint8_t *line, size_t ahead,
+                        const uint8_t **end)
+{
+    if (ahead == 0 || line + ahead < *end)
+        return ahead;
+    *end = (const uint8_t *)UINTPTR_MAX;
+    return place->end_skip == SIZE_MAX ? 0 : ahead + place->end_skip;
+}
+
 INLINE void tile_run(const int rows, const int panels, const bool stream, const struct shape shape,
                      const struct place *place)
 {
     const int beside = rows * panels * (int)LINE_VECTORS;
     const int phases =
         shape.scale_inputs < KVA_PACKED_ROW_GROUP || beside >= CHAINS ? 1 : CHAINS / beside;
-    const uint8_t *line = place->w, *next = place->next;
+    size_t ahead = stream && panels == 1 ? place->ahead : 0;
+    const uint8_t *line = place->w, *next = place->next, *end = place->end;
     const int8_t *x = place->x;
     const float *x_scale = place->x_scales;
     const union kva_packed_term *terms = place->x_terms;
@@ -231,12 +245,8 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
             for (uint32_t i = 0; i < steps; i += (uint32_t)phases) {
                 UNROLL
                 for (int phase = 0; phase < phases; phase++) {
-                    if (stream && place->ahead) {
-                        UNROLL
-                        for (int p = 0; p < panels; p++)
-                            kva_prefetch_ahead(line + (size_t)p * place->panel_bytes +
-                                               place->ahead);
-                    }
+                    if (stream && panels == 1 && ahead)
+                        kva_prefetch_ahead(line + ahead);
                     load_lines(panels, place, line, w);
                     tile_step(rows, panels, phase, shape.wide, place, w, x, sums);
                     line += LINE;
@@ -247,6 +257,7 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
             tile_fold(rows, panels, phases, shape.has_min, place, scales, terms, sums, parts);
         }
         tile_total(rows, panels, place, x_scale, parts);
+        ahead = step_over(place, line, ahead, &end);
     }
 }
 
@@ -294,8 +305,8 @@ INLINE void direct_run(const int rows, const int panels, const struct kva_packed
 {
     const uint32_t lines = format->low_bits + format->high_bits;
     const uint32_t piece_groups = KVA_PACKED_PIECE_INPUTS / format->scale_inputs;
-    const size_t ahead = place->ahead;
-    const uint8_t *line = place->w, *head = line, *next = place->next;
+    size_t ahead = panels == 1 ? place->ahead : 0;
+    const uint8_t *line = place->w, *head = line, *next = place->next, *end = place->end;
     struct scales block[TILE_PANELS][LINE_VECTORS] = {{{v_zero(), v_zero()}}};
     const float *x_scale = place->x_scales;
     const union kva_packed_term *terms = place->x_terms;
@@ -312,20 +323,12 @@ INLINE void direct_run(const int rows, const int panels, const struct kva_packed
                 for (size_t v = 0; v < LINE_VECTORS; v++)
                     block[p][v] = read_block(format, head + (size_t)p * place->panel_bytes, v);
             }
-            for (uint32_t i = 0; ahead && i < format->head_bytes / LINE; i++) {
-                UNROLL
-                for (int p = 0; p < panels; p++)
-                    kva_prefetch_ahead(head + (size_t)p * place->panel_bytes + ahead +
-                                       (size_t)i * LINE);
-            }
+            for (uint32_t i = 0; ahead && i < format->head_bytes / LINE; i++)
+                kva_prefetch_ahead(head + ahead + (size_t)i * LINE);
         }
         UNROLL
-        for (uint32_t i = 0; ahead && i < lines; i++) {
-            UNROLL
-            for (int p = 0; p < panels; p++)
-                kva_prefetch_ahead(line + (size_t)p * place->panel_bytes + ahead +
-                                   (size_t)i * LINE);
-        }
+        for (uint32_t i = 0; ahead && i < lines; i++)
+            kva_prefetch_ahead(line + ahead + (size_t)i * LINE);
         direct_piece(rows, panels, format, place, head, block, in_block / format->scale_inputs,
                      line, place->x + at, terms, parts);
         line += (size_t)lines * LINE;
@@ -335,6 +338,7 @@ INLINE void direct_run(const int rows, const int panels, const struct kva_packed
             next = prefetch_next(place, next);
             tile_total(rows, panels, place, x_scale++, parts);
             zero_parts(rows, panels, parts);
+            ahead = step_over(place, line, ahead, &end);
         }
     }
 }
