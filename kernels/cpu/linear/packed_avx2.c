@@ -150,6 +150,16 @@ static float round_group(const float *x, int8_t *codes)
     return scale;
 }
 
+static void sum_eights(const int8_t *codes, uint64_t *sums)
+{
+    for (uint32_t i = 0; i < KVA_PACKED_ROW_GROUP; i += 32, sums += 4) {
+        const vi plus_128 =
+            _mm256_xor_si256(_mm256_loadu_si256((const vi *)(const void *)(codes + i)),
+                             _mm256_set1_epi8((char)0x80));
+        _mm256_storeu_si256((vi *)(void *)sums, _mm256_sad_epu8(plus_128, _mm256_setzero_si256()));
+    }
+}
+
 #include "kernels/cpu/linear/packed_prepare.h"
 
 void kva_linear_packed_prepare_avx2(const struct kva_linear_args *args, uint32_t first,

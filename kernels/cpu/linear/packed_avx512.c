@@ -71,6 +71,15 @@ static float round_group(const float *x, int8_t *codes)
     return scale;
 }
 
+static void sum_eights(const int8_t *codes, uint64_t *sums)
+{
+    for (uint32_t i = 0; i < KVA_PACKED_ROW_GROUP; i += 64, sums += 8) {
+        const vi plus_128 =
+            _mm512_xor_si512(_mm512_loadu_si512(codes + i), _mm512_set1_epi8((char)0x80));
+        _mm512_storeu_si512(sums, _mm512_sad_epu8(plus_128, _mm512_setzero_si512()));
+    }
+}
+
 #include "kernels/cpu/linear/packed_prepare.h"
 
 void kva_linear_packed_prepare_avx512(const struct kva_linear_args *args, uint32_t first,

@@ -1,14 +1,17 @@
 /* packed_prepare.h - rows of activations in 8 bits, group by group; included by each level behind its
- * round_group, which gives a group's codes and its scale. */
+ * round_group, which gives a group's codes and its scale, and sum_eights: sums[i] = 1024 + the sum of
+ * codes 8 i to 8 i + 7 of a group. */
 
-/* The terms of a group of activations; `inputs` is a constant, for which compilers vectorise. */
+#define EIGHTS (KVA_PACKED_ROW_GROUP / 8)
+
+/* The terms of a group of activations; `inputs` is a constant. */
 static inline void put_sums(const struct kva_packed_format *format, const uint32_t inputs,
-                            const int8_t *codes, union kva_packed_term *terms)
+                            const uint64_t *eights, union kva_packed_term *terms)
 {
-    for (uint32_t at = 0; at < KVA_PACKED_ROW_GROUP; at += inputs, terms++) {
-        int32_t sum = 0;
-        for (uint32_t i = 0; i < inputs; i++)
-            sum += codes[at + i];
+    for (uint32_t at = 0; at < EIGHTS; at += inputs / 8, terms++) {
+        int32_t sum = -128 * (int32_t)inputs;
+        for (uint32_t i = 0; i < inputs / 8; i++)
+            sum += (int32_t)eights[at + i];
         if (format->has_min)
             terms->sum = (float)sum;
         else
@@ -19,12 +22,14 @@ static inline void put_sums(const struct kva_packed_format *format, const uint32
 static void put_terms(const struct kva_packed_format *format, const int8_t *codes,
                       union kva_packed_term *terms)
 {
+    uint64_t eights[EIGHTS];
+    sum_eights(codes, eights);
     if (format->scale_inputs == 16)
-        put_sums(format, 16, codes, terms);
+        put_sums(format, 16, eights, terms);
     else if (format->scale_inputs == 32)
-        put_sums(format, 32, codes, terms);
+        put_sums(format, 32, eights, terms);
     else
-        put_sums(format, KVA_PACKED_ROW_GROUP, codes, terms);
+        put_sums(format, KVA_PACKED_ROW_GROUP, eights, terms);
 }
 
 static void prepare_row(const struct kva_packed_format *format, const float *x, uint32_t inputs,

@@ -17,6 +17,15 @@ static float round_group(const float *x, int8_t *codes)
     return scale;
 }
 
+static void sum_eights(const int8_t *codes, uint64_t *sums)
+{
+    for (uint32_t i = 0; i < KVA_PACKED_ROW_GROUP / 8; i++, codes += 8) {
+        sums[i] = 0;
+        for (uint32_t j = 0; j < 8; j++)
+            sums[i] += (uint64_t)(codes[j] + 128);
+    }
+}
+
 #include "kernels/cpu/linear/packed_prepare.h"
 
 void kva_linear_packed_prepare_ref(const struct kva_linear_args *args, uint32_t first, uint32_t end,
