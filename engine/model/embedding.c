@@ -184,23 +184,38 @@ static enum kva_status read_pooling(int dir_fd, const char *folder,
     return status;
 }
 
+static enum kva_status read_files(int dir_fd, struct kva_embedding_defaults *ret,
+                                  struct kva_err *err)
+{
+    char pooling[POOLING_BYTES] = "";
+    cJSON *list = NULL;
+    enum kva_status status =
+        kva_model_json_read_list(dir_fd, MODULES_FILE, KVA_MODEL_CONFIG_BYTES_MAX, &list, err);
+    if (!status)
+        status = kva_embedding_modules(list, ret, pooling, sizeof(pooling), err);
+    if (!status && *pooling)
+        status = read_pooling(dir_fd, pooling, ret, err);
+    cJSON_Delete(list);
+    return status;
+}
+
 enum kva_status kva_embedding_read(int dir_fd, struct kva_embedding_defaults *ret,
                                    struct kva_err *err)
 {
+    *ret = (struct kva_embedding_defaults){0};
+    if (faccessat(dir_fd, MODULES_FILE, F_OK, 0) != 0)
+        return KVA_OK;
     struct kva_embedding_defaults said = {0};
-    char pooling[POOLING_BYTES] = "";
-    cJSON *list = NULL;
-    enum kva_status status = KVA_OK;
-    if (faccessat(dir_fd, MODULES_FILE, F_OK, 0) == 0) {
-        status =
-            kva_model_json_read_list(dir_fd, MODULES_FILE, KVA_MODEL_CONFIG_BYTES_MAX, &list, err);
-        if (!status)
-            status = kva_embedding_modules(list, &said, pooling, sizeof(pooling), err);
-        if (!status && *pooling)
-            status = read_pooling(dir_fd, pooling, &said, err);
+    struct kva_err why = {0};
+    enum kva_status status = read_files(dir_fd, &said, &why);
+    if (status == KVA_EFORMAT) {
+        said = (struct kva_embedding_defaults){0};
+        lack(&said, "what cannot be read (%s)", why.message);
+        status = KVA_OK;
     }
-    cJSON_Delete(list);
-    if (!status)
+    if (status)
+        *err = why;
+    else
         *ret = said;
     return status;
 }

@@ -13,13 +13,13 @@
 #include "engine/model/json.h"
 #include "engine/model/model.h"
 
-/* Of the files in the open directory; all defaults if there is no modules.json. Fails: KVA_EFORMAT
- * (err names file and field), KVA_EIO, KVA_ENOMEM. */
+/* Of the files in the open directory; all defaults if there is no modules.json. Files that are wrong
+ * are lacking, too. Fails: KVA_EIO, KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_embedding_read(int dir_fd, struct kva_embedding_defaults *ret,
                                                   struct kva_err *err);
 
-/* A list of modules: fills in all but how is pooled. ret_pooling is the folder of the pooling, a plain name; "": there is none.
- * Fails: KVA_EFORMAT. */
+/* A list of modules: fills in all but how is pooled. ret_pooling is the folder of the pooling, a
+ * plain name; "": there is none. Fails: KVA_EFORMAT (err names file and field). */
 KVA_MUST_CHECK enum kva_status kva_embedding_modules(const cJSON *list,
                                                      struct kva_embedding_defaults *ret,
                                                      char *ret_pooling, size_t size,

@@ -123,8 +123,9 @@ def test_install__nor_does_a_signal(tree, number):
     process = tree.start("cluster")
     wait_until("it installs", (tree.folder / "units" / "haproxy.service").exists)
     assert tree.policy.exists()
-    roots = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
-    for pid in roots:
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children
+    for pid in children:
         os.kill(int(pid), number)
     (tree.folder / "slow").unlink()
     assert process.wait() != 0 and not tree.policy.exists()

@@ -33,14 +33,17 @@ static enum kva_status config_token(const struct kva_tokenizer *tokenizer,
 
 /* A configuration that says whether a token is added on its side of a text overrides what the
  * post-processor does with that token there: true, it alone is added, false, it is not. Another one
- * stays: Qwen3-Embedding's texts end with a token that is not its EOS. */
+ * stays: Qwen3-Embedding's texts end with a token that is not its EOS. `missing`: what a flag that
+ * is not there says; NULL: nothing. */
 static enum kva_status config_side(const struct kva_tok_place *place, const cJSON *config,
-                                   const char *flag, int32_t token, int32_t *side, uint32_t *count)
+                                   const char *flag, const bool *missing, int32_t token,
+                                   int32_t *side, uint32_t *count)
 {
     bool added;
     uint32_t kept = 0;
-    enum kva_status status = kva_tok_json_bool(place, config, flag, false, &added);
-    if (status || kva_tok_json_missing(config, flag) || token < 0)
+    enum kva_status status =
+        kva_tok_json_bool(place, config, flag, missing ? *missing : false, &added);
+    if (status || (!missing && kva_tok_json_missing(config, flag)) || token < 0)
         return status;
     for (uint32_t i = 0; i < *count && !added; i++)
         if (side[i] != token)
@@ -51,15 +54,29 @@ static enum kva_status config_side(const struct kva_tok_place *place, const cJSO
     return KVA_OK;
 }
 
+/* Whether transformers makes the post-processor anew, of both flags: a missing one is its default. */
+static bool is_rebuilt(const cJSON *config)
+{
+    static const char *const classes[] = {"Llama", "CodeLlama", "Gemma"};
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(config, "tokenizer_class");
+    for (size_t i = 0; cJSON_IsString(name) && i < KVA_COUNT_OF(classes); i++)
+        if (strncmp(name->valuestring, classes[i], strlen(classes[i])) == 0)
+            return true;
+    return false;
+}
+
 static enum kva_status config_post(struct kva_tokenizer *tokenizer,
                                    const struct kva_tok_place *place, const cJSON *config)
 {
     struct kva_post *post = &tokenizer->post;
-    enum kva_status status = config_side(place, config, "add_bos_token", tokenizer->bos,
-                                         post->before, &post->before_count);
+    const bool any = !kva_tok_json_missing(config, "add_bos_token") ||
+                     !kva_tok_json_missing(config, "add_eos_token");
+    const bool yes = true, no = false, rebuilt = any && is_rebuilt(config);
+    enum kva_status status = config_side(place, config, "add_bos_token", rebuilt ? &yes : NULL,
+                                         tokenizer->bos, post->before, &post->before_count);
     return status ? status
-                  : config_side(place, config, "add_eos_token", tokenizer->eos, post->after,
-                                &post->after_count);
+                  : config_side(place, config, "add_eos_token", rebuilt ? &no : NULL,
+                                tokenizer->eos, post->after, &post->after_count);
 }
 
 static enum kva_status load_config(struct kva_tokenizer *tokenizer,

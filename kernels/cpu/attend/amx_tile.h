@@ -1,6 +1,6 @@
-/* amx_tile.h - scores of a tile of queries with a page in pairs of bf16 (bf16_pairs.h), of level amx: what
- * attention and the mass of tokens (keep) share, so that a score is the same number. It is a sum
- * over blocks of 32 dimensions, ascending; amx.h says how a block is summed. */
+/* amx_tile.h - scores of a tile of queries with a page in pairs of bf16 (bf16_pairs.h), of level
+ * amx: what attention and the mass of tokens (keep) share, so that a score is the same number. It is
+ * a sum over blocks of 32 dimensions, ascending; amx.h says how a block is summed. */
 #ifndef KVA_KERNELS_CPU_ATTEND_AMX_TILE_H
 #define KVA_KERNELS_CPU_ATTEND_AMX_TILE_H
 

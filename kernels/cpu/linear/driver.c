@@ -67,13 +67,12 @@ static void run_linear_item(const struct linear_job *job, uint32_t index, uint32
     kernel_of(job)(&item);
 }
 
-/* A thread's items. It takes each before it has done the one before, so as to know what to prefetch
- * meanwhile. */
-static void linear_thread(void *opaque, uint32_t index KVA_UNUSED, uint32_t worker)
+/* Item `index`, and behind it others that nobody has taken. A thread takes each before it has done
+ * the one before, so as to know what to prefetch meanwhile. */
+static void run_linear_items(void *opaque, uint32_t index, uint32_t worker)
 {
     struct linear_job *job = opaque;
-    uint32_t next, at = atomic_fetch_add_explicit(&job->taken, 1, memory_order_relaxed);
-    for (; at < job->items; at = next) {
+    for (uint32_t at = index, next; at < job->items; at = next) {
         next = atomic_fetch_add_explicit(&job->taken, 1, memory_order_relaxed);
         run_linear_item(job, at, next, worker);
     }
@@ -132,9 +131,14 @@ static void run_linear(struct kva_device *device, const struct kva_linear_args *
         return;
     }
     job.items = (uint32_t)pieces;
-    size_t products = (size_t)args->rows * args->weight.rows * args->weight.cols;
-    size_t threads = products > SERIAL_PRODUCTS_MAX ? kva_pool_threads(device->pool) : 1;
-    kva_pool_run(device->pool, (uint32_t)kva_min_size(pieces, threads), linear_thread, &job);
+    /* Every thread has an item before one has a second; who prefetches nothing takes one at a time. */
+    size_t products = (size_t)args->rows * args->weight.rows * args->weight.cols, firsts = pieces;
+    if (products <= SERIAL_PRODUCTS_MAX)
+        firsts = kva_min_size(pieces, 1);
+    else if (is_packed(args))
+        firsts = kva_min_size(pieces, kva_pool_threads(device->pool));
+    job.taken = (uint32_t)firsts;
+    kva_pool_run(device->pool, (uint32_t)firsts, run_linear_items, &job);
 }
 
 void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args)

@@ -86,7 +86,7 @@ static void run_rows(const struct run *run, tile_fn *const *tiles, uint32_t most
     }
 }
 
-/* The place of output `out`, an item's first one but for streams, at the beginning of its depth. */
+/* The place of the panel that begins with output `out`, at the beginning of its depth. */
 static struct place place_of(const struct run *run, uint32_t out, uint32_t totals_stride)
 {
     const struct kva_weight *weight = &run->item->args->weight;

@@ -248,6 +248,16 @@ static void test_load__flags_count_for_their_token(void **state KVA_UNUSED)
         {"{\"add_eos_token\":false,\"eos_token\":\"</s>\"}", {4, 3, -1}},
         {"{\"add_eos_token\":true,\"eos_token\":\"<unk>\"}", {4, 3, 0, -1}},
         {"{\"add_bos_token\":true,\"bos_token\":\"</s>\"}", {5, 3, 5, -1}},
+        /* Of some classes a flag that is not there has a default, if the other one is there. */
+        {"{\"add_bos_token\":true,\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}", {4, 3, 5, -1}},
+        {"{\"add_bos_token\":true,\"bos_token\":\"<s>\",\"eos_token\":\"</s>\","
+         "\"tokenizer_class\":\"LlamaTokenizerFast\"}",
+         {4, 3, -1}},
+        {"{\"add_eos_token\":true,\"bos_token\":\"<unk>\",\"eos_token\":\"</s>\","
+         "\"tokenizer_class\":\"LlamaTokenizer\"}",
+         {0, 3, 5, -1}},
+        {"{\"bos_token\":\"<unk>\",\"eos_token\":\"<unk>\",\"tokenizer_class\":\"LlamaTokenizer\"}",
+         {4, 3, 5, -1}},
     };
     const char *json =
         "{" MODEL "," ADDED ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":["
