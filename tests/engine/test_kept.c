@@ -254,6 +254,75 @@ static void test_kept__past_the_context(void **state KVA_UNUSED)
     }
 }
 
+enum { PLACED = 216, DECODED = 24 };
+
+/* The sequence is suspended, and resumed when another one has had its memory. */
+static void lend_memory(struct fixture *f, struct kva_sequence *seq,
+                        const struct kva_sequence_params *params)
+{
+    struct kva_err err;
+    uint32_t ids[PLACED];
+    struct kva_sequence_params others = *params;
+    fixture_prompt(ids, PLACED, VOCAB, 23);
+    others.prompt = ids;
+    f->engine->ops->suspend(f->engine->self, seq);
+    struct kva_step_item item = {.seq = fixture_start(f, &others), .prefill_tokens = 64};
+    while (!item.emitted) {
+        assert_int_equal(f->engine->ops->grow(f->engine->self, item.seq, &err), KVA_OK);
+        assert_int_equal(f->engine->ops->step(f->engine->self, &item, 1, &err), KVA_OK);
+    }
+    f->engine->ops->destroy(f->engine->self, item.seq);
+    assert_int_equal(f->engine->ops->resume(f->engine->self, seq, &err), KVA_OK);
+}
+
+/* A prompt whose layers go through one after the other, and what is decoded behind it. */
+static void run_placed(const char *model, struct kva_kv_spec spec, uint32_t lend_every,
+                       float *logits)
+{
+    struct fixture f;
+    struct kva_err err;
+    uint32_t ids[PLACED + DECODED];
+    const struct kva_sampling_params sampling = trace_sampling();
+    spec.positions = KVA_POSITIONS_INDEX;
+    fixture_prompt(ids, PLACED + DECODED, VOCAB, 11);
+    fixture_open(&f, &(struct fixture_params){.model_path = model, .step_tokens_max = 64});
+    assert_true(f.model->config.vocab_size <= LOGITS);
+    const struct kva_sequence_params params = {.prompt = ids,
+                                               .prompt_tokens = PLACED,
+                                               .tokens_max = PLACED + DECODED + 1,
+                                               .sampling = &sampling,
+                                               .kv = spec};
+    struct kva_step_item item = {
+        .seq = fixture_start(&f, &params), .prefill_tokens = 60, .forced = true};
+    for (uint32_t at = 0, step = 1; at < DECODED; step++) {
+        item.forced_token = ids[PLACED + at];
+        item.logits = logits + (size_t)at * LOGITS;
+        assert_int_equal(f.engine->ops->grow(f.engine->self, item.seq, &err), KVA_OK);
+        assert_int_equal(f.engine->ops->step(f.engine->self, &item, 1, &err), KVA_OK);
+        assert_int_equal(item.status, KVA_OK);
+        at += item.emitted;
+        item.prefill_tokens = item.emitted ? 0 : item.prefill_tokens;
+        if (lend_every > 0 && step % lend_every == 0 && at == 0)
+            lend_memory(&f, item.seq, &params);
+    }
+    f.engine->ops->destroy(f.engine->self, item.seq);
+    fixture_close(&f);
+}
+
+/* Pages that are made of a layer's store are made again when the prompt was suspended behind it. */
+static void test_kept__positions_of_a_suspended_prompt(void **state KVA_UNUSED)
+{
+    static float want[DECODED * LOGITS], got[DECODED * LOGITS];
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        const struct kva_kv_spec spec = m % 2 ? coded(4, KVA_MASS_LAST) : small(KVA_MASS_LAST);
+        run_placed(models[m], spec, 0, want);
+        for (uint32_t every = 1; every <= 3; every += 2) {
+            run_placed(models[m], spec, every, got);
+            assert_memory_equal(got, want, sizeof(want));
+        }
+    }
+}
+
 /* Percent are of a prompt's tokens, not of the few that are computed before the others are fed. */
 static void test_kept__percent_of_a_prompt_past_the_context(void **state KVA_UNUSED)
 {
@@ -475,6 +544,7 @@ int main(void)
         cmocka_unit_test(test_kept__company_and_the_prefix_cache),
         cmocka_unit_test(test_kept__in_company_of_other_policies),
         cmocka_unit_test(test_kept__past_the_context),
+        cmocka_unit_test(test_kept__positions_of_a_suspended_prompt),
         cmocka_unit_test(test_kept__percent_of_a_prompt_past_the_context),
         cmocka_unit_test(test_kept__how_far_a_sequence_may_go),
         cmocka_unit_test(test_kept__bytes_told_are_bytes_taken),

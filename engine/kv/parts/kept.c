@@ -68,6 +68,14 @@ static void move_saved(struct kva_kv *kv, struct kva_kv_seq *seq,
         move(kv, seq, marks + prompt + i * page, s->pages[i], page);
 }
 
+static void roll_all(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
+        kva_kept_roll(kv, seq, layer, seq->offloaded, true);
+}
+
+/* In the midst of a prompt pages are rolled at its end: of which layers there is a store by now is
+ * not known here. */
 static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     const struct kva_kept_state *s = kva_kept_state_of(seq);
@@ -75,8 +83,7 @@ static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (!s->rolled || !seq->prefilled)
         return;
     kva_kv_order_compute(kv);
-    for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
-        kva_kept_roll(kv, seq, layer, seq->offloaded, true);
+    roll_all(kv, seq);
 }
 
 static void free_pages(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
@@ -99,6 +106,8 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
     struct kva_kept_state *s = kva_kept_state_of(seq);
     if (saves && s->marks)
         move_saved(kv, seq, kva_kv_saved_put);
+    if (saves && s->rolled && !seq->prefilled)
+        s->lost_rolled = true;
     free_pages(kv, seq, count / PAGE);
     if (!(count & HAS_PROMPT))
         free_item(kv, seq, &s->prompt, prompt_of(kv, seq).bytes);
@@ -161,6 +170,9 @@ static uint64_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_spec *s
 static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     struct kva_kept_state *s = kva_kept_state_of(seq);
+    if (s->lost_rolled && seq->offloaded > 0)
+        roll_all(kv, seq);
+    s->lost_rolled = false;
     free_item(kv, seq, &s->prompt, prompt_of(kv, seq).bytes);
 }
 

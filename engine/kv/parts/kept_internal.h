@@ -22,6 +22,7 @@ struct kva_kept_state {
     unsigned char *marks;  /* device: struct kva_kept_layout; NULL: not there */
     unsigned char *prompt; /* device: struct kva_kept_prompt; NULL: not there */
     const void **from;     /* [pages of the prompt]: blocks of one call */
+    bool lost_rolled; /* the prompt was suspended: `rolled` of layers that are through is gone */
 };
 
 /* Offsets within `marks`: what is saved comes first, layer by layer. */
