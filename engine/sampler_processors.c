@@ -20,22 +20,25 @@ static void forbid_bad_words(float *logits, const struct kva_sampler_context *co
     }
 }
 
+static bool is_stop_id(const struct kva_sampling_params *p, uint32_t token)
+{
+    uint32_t i = 0;
+    while (i < p->stop_id_count && p->stop_ids[i] != token)
+        i++;
+    return i < p->stop_id_count;
+}
+
 /* Whether the mask has nothing but stop ids. */
 static bool has_ended(const struct kva_sampler *s, const struct kva_sampler_context *context)
 {
-    const struct kva_sampling_params *p = context->params;
-    uint32_t count = 0;
     for (uint32_t token = 0; token < s->vocab_size; token++) {
         /* Most words are empty. */
-        if (token % 32 == 0 && context->mask[token / 32] == 0) {
+        if (token % 32 == 0 && context->mask[token / 32] == 0)
             token += 31;
-            continue;
-        }
-        count += kva_constraint_allows(context->mask, token);
+        else if (kva_constraint_allows(context->mask, token) && !is_stop_id(context->params, token))
+            return false;
     }
-    for (uint32_t i = 0; i < p->stop_id_count; i++)
-        count -= kva_constraint_allows(context->mask, p->stop_ids[i]);
-    return count == 0;
+    return true;
 }
 
 static void forbid_early_stop(const struct kva_sampler *s, float *logits,

@@ -268,15 +268,15 @@ static void test_constraint__sampler_takes_what_is_allowed(void **state KVA_UNUS
     assert_int_equal(out.top[0].token, 0);
 }
 
-/* min_tokens gives way where the text has ended. */
+/* min_tokens gives way where the text has ended; of stop ids one may be there twice. */
 static void test_constraint__nothing_but_the_end_comes_before_min_tokens(void **state KVA_UNUSED)
 {
-    static const uint32_t stops[] = {200, 201};
+    static const uint32_t stops[] = {200, 201, 200};
     struct kva_sampling_params p = fixture_greedy();
     struct kva_token_output out;
     uint32_t allowed[WORDS] = {0};
     p.stop_ids = stops;
-    p.stop_id_count = 2;
+    p.stop_id_count = 3;
     p.min_tokens = 10;
     allowed[200 / 32] = 1u << 200 % 32;
     assert_int_equal(draw(&p, allowed, &out), 200);
