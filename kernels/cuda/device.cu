@@ -343,7 +343,8 @@ static enum kva_status find_gpu(const struct kva_device_params *params, cudaDevi
                         "no GPU: this machine has no NVIDIA driver, or one older than CUDA wants");
     if (status != cudaSuccess || count == 0)
         return kva_fail(err, KVA_ENOTFOUND, "no GPU: %s",
-                        count == 0 ? "the driver sees none" : cudaGetErrorString(status));
+                        status == cudaSuccess ? "the driver sees none"
+                                              : cudaGetErrorString(status));
     if (params->gpu_index >= static_cast<uint32_t>(count))
         return kva_fail(err, KVA_ENOTFOUND, "no GPU %u: there are %d", params->gpu_index, count);
     status = cudaGetDeviceProperties(prop, static_cast<int>(params->gpu_index));
@@ -437,6 +438,19 @@ static enum kva_status create_queues(struct kva_device *device, struct kva_err *
     return status;
 }
 
+/* Whether the module has kernels for the current GPU: one that was built for other cards has none,
+ * and a driver may refuse their PTX. */
+static enum kva_status check_code(const cudaDeviceProp *prop, struct kva_err *err)
+{
+    cudaError_t status = kva_cuda_find_code();
+    if (status == cudaSuccess)
+        return KVA_OK;
+    (void)cudaGetLastError();
+    return kva_fail(err, KVA_EUNSUPPORTED,
+                    "this build's CUDA module has no code for %s, of compute capability %d.%d: %s",
+                    prop->name, prop->major, prop->minor, cudaGetErrorString(status));
+}
+
 static enum kva_status open_cuda(const struct kva_device_params *params, struct kva_device **ret,
                                  struct kva_err *err)
 {
@@ -460,7 +474,9 @@ static enum kva_status open_cuda(const struct kva_device_params *params, struct 
     device->numa_node = kva_cuda_numa_node(device->index);
     struct kva_device_info *info = &device->base.info;
     info->act = params->act;
-    status = kva_cuda_enter(device) ? create_queues(device, err) : kva_cuda_error(device, err);
+    status = kva_cuda_enter(device) ? check_code(&prop, err) : kva_cuda_error(device, err);
+    if (!status)
+        status = create_queues(device, err);
     if (status) {
         cuda_close(device);
         return status;

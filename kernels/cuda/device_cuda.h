@@ -175,6 +175,7 @@ enum kva_status kva_cuda_weight(struct kva_device *device, const void *data, enu
                                 struct kva_err *err);
 
 /* Copies between any two places, in pieces where host memory wants that (pinned.cu). */
+cudaError_t kva_cuda_copy_pieces(cudaStream_t stream, void *to, const void *from, size_t bytes);
 bool kva_cuda_copy_async(struct kva_device *device, enum kva_queue queue, void *to,
                          const void *from, size_t bytes, const char *what);
 
@@ -406,6 +407,9 @@ enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roof
 /* eigen.cu: cuSOLVER's, which is loaded when it is asked for. */
 enum kva_status kva_cuda_eigen(struct kva_device *device, double *matrices, double *values,
                                uint32_t n, uint32_t count, struct kva_err *err);
+
+/* Whether a kernel of the module runs on the current GPU. */
+cudaError_t kva_cuda_find_code(void);
 
 /* to[i] = from[i], between any two formats. */
 void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,

@@ -64,7 +64,7 @@ static enum kva_status fail_with(struct kva_err *err, cusolverStatus_t status, c
 static enum kva_status open_solver(struct kva_device *device, struct solver *ret,
                                    struct kva_err *err)
 {
-    ret->library = dlopen(KVA_CUSOLVER_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    ret->library = dlopen(KVA_CUSOLVER_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!ret->library)
         return kva_fail(err, KVA_EUNSUPPORTED, "no cuSOLVER: %s", dlerror());
     if (!find(ret, "cusolverDnCreate", &ret->create) ||
@@ -128,7 +128,7 @@ static enum kva_status copy_and_wait(struct kva_device *device, void *to, const 
                                      size_t bytes, struct kva_err *err)
 {
     const cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    cudaError_t status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+    cudaError_t status = kva_cuda_copy_pieces(stream, to, from, bytes);
     if (status == cudaSuccess)
         status = cudaStreamSynchronize(stream);
     return status == cudaSuccess ? KVA_OK : kva_cuda_fail_with(err, status, "a copy of matrices");

@@ -144,20 +144,23 @@ enum kva_status kva_cuda_alloc_host(struct kva_device *device, size_t bytes, voi
     return KVA_OK;
 }
 
-bool kva_cuda_copy_async(struct kva_device *device, enum kva_queue queue, void *to,
-                         const void *from, size_t bytes, const char *what)
+cudaError_t kva_cuda_copy_pieces(cudaStream_t stream, void *to, const void *from, size_t bytes)
 {
     unsigned char *out = static_cast<unsigned char *>(to);
     const unsigned char *in = static_cast<const unsigned char *>(from);
-    bool good = true;
-    for (size_t at = 0, piece; at < bytes && good; at += piece) {
+    cudaError_t status = cudaSuccess;
+    for (size_t at = 0, piece; at < bytes && status == cudaSuccess; at += piece) {
         piece = kva_min_size(kva_min_size(to_border(out + at), to_border(in + at)), bytes - at);
-        good = kva_cuda_check(
-            device,
-            cudaMemcpyAsync(out + at, in + at, piece, cudaMemcpyDefault, device->streams[queue]),
-            what);
+        status = cudaMemcpyAsync(out + at, in + at, piece, cudaMemcpyDefault, stream);
     }
-    return good;
+    return status;
+}
+
+bool kva_cuda_copy_async(struct kva_device *device, enum kva_queue queue, void *to,
+                         const void *from, size_t bytes, const char *what)
+{
+    return kva_cuda_check(device, kva_cuda_copy_pieces(device->streams[queue], to, from, bytes),
+                          what);
 }
 
 void kva_cuda_free_host(void *data, size_t bytes)

@@ -446,6 +446,13 @@ static void convert(struct kva_device *device, void *to, const void *from,
                  static_cast<T *>(to), from, from_dtype, count);
 }
 
+cudaError_t kva_cuda_find_code(void)
+{
+    cudaFuncAttributes attributes = {};
+    return cudaFuncGetAttributes(&attributes,
+                                 reinterpret_cast<const void *>(convert_kernel<float>));
+}
+
 void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,
                       const void *from, enum kva_dtype from_dtype, size_t count)
 {

@@ -67,7 +67,8 @@ static void replay(struct kva_device *device)
 {
     const struct log *log = &device->step->log;
     bool good = true;
-    if (!kva_cuda_step_send(device) ||
+    /* What failed is lacking in the log, and others would read what it did not write. */
+    if (kva_cuda_failed(device) || !kva_cuda_step_send(device) ||
         (takes_part(log, KVA_QUEUE_ASIDE) && !kva_cuda_open_aside(device)))
         return;
     device->step->counts.replayed++;
@@ -133,6 +134,7 @@ static struct graph *capture(struct kva_device *device)
         return nullptr;
     }
     struct log *log = &step->log;
+    step->copied = graph->copied;
     const bool good = kva_cuda_step_capture(device, log, &graph->graph);
     if (!good || cudaGraphInstantiate(&graph->exec, graph->graph, 0) != cudaSuccess) {
         (void)cudaGetLastError();
@@ -256,7 +258,7 @@ static bool launch(struct kva_device *device, struct graph *graph)
     graph->used = step->serial;
     step->counts.launched++;
     if (is_branch(log, KVA_QUEUE_COPY) &&
-        !kva_cuda_check(device, cudaEventRecord(step->copied, copies), "cudaEventRecord"))
+        !kva_cuda_check(device, cudaEventRecord(graph->copied, copies), "cudaEventRecord"))
         return false;
     if (!kva_cuda_check(device, cudaGraphLaunch(graph->exec, compute), "cudaGraphLaunch") ||
         !kva_cuda_check(device, cudaEventRecord(done, compute), "cudaEventRecord"))
@@ -385,9 +387,11 @@ enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *
         step->host[side] = static_cast<unsigned char *>(data);
     }
     cudaError_t error = new_events(step->records, EVENTS_MAX);
-    cudaEvent_t *others[] = {&step->fork, &step->join, &step->copied, &step->beside};
+    cudaEvent_t *others[] = {&step->fork, &step->join, &step->beside};
     for (cudaEvent_t *other : others)
         error = error ? error : new_events(other, 1);
+    for (struct graph &graph : step->graphs)
+        error = error ? error : new_events(&graph.copied, 1);
     error = error ? error : new_events(step->done, DONE_MAX);
     error = error ? error : new_events(step->sent, 2);
     return error ? kva_fail(err, KVA_EDEVICE, "cudaEventCreate: %s", cudaGetErrorString(error))
@@ -410,12 +414,12 @@ void kva_cuda_step_destroy(struct kva_device *device)
     for (uint32_t i = 0; i < GRAPHS_MAX; i++) {
         drop_graph(&step->graphs[i]);
         drop_log(&step->graphs[i].log);
+        drop_events(&step->graphs[i].copied, 1);
     }
     drop_log(&step->log);
     drop_events(step->records, EVENTS_MAX);
     drop_events(&step->fork, 1);
     drop_events(&step->join, 1);
-    drop_events(&step->copied, 1);
     drop_events(&step->beside, 1);
     drop_events(step->done, DONE_MAX);
     drop_events(step->sent, 2);

@@ -53,7 +53,8 @@ struct graph {
     struct log log; /* without memory until there is a graph */
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    uint64_t used; /* when last; 0: there is none */
+    cudaEvent_t copied; /* what the copy stream had before it */
+    uint64_t used;      /* when last; 0: there is none */
 };
 
 struct kva_cuda_step {
@@ -64,9 +65,10 @@ struct kva_cuda_step {
     uint64_t serial;
     bool uncapturable; /* it was tried, and failed */
     cudaEvent_t records[EVENTS_MAX];
-    cudaEvent_t fork, join, copied; /* copied: what the copy stream had before the graph */
-    cudaEvent_t beside;             /* what products side by side wait for */
-    cudaEvent_t done[DONE_MAX];     /* the last graphs have run */
+    cudaEvent_t fork, join;
+    cudaEvent_t copied;         /* of the graph that is being captured */
+    cudaEvent_t beside;         /* what products side by side wait for */
+    cudaEvent_t done[DONE_MAX]; /* the last graphs have run */
     uint32_t done_next;
     cudaEvent_t sent[2];    /* each side of the arena has been copied */
     unsigned char *host[2]; /* [KVA_CUDA_ARENA_BYTES], pinned */

@@ -96,9 +96,10 @@ static bool capture_beside(struct kva_device *device, const struct call *calls, 
 
 /* --- branches --------------------------------------------------------------------------------- */
 
-/* The queue's stream joins the capture; the copy stream after what it has been given before. The
- * graph's wait for `copied` is bound when the graph is launched, to what the event was recorded for
- * right before; one that were bound as it runs would find that or something later. */
+/* The queue's stream joins the capture; the copy stream after what it has been given before, at
+ * `copied`, which is recorded right before the graph is launched. Each graph has one of its own, and
+ * runs once a step at most, so that it does not matter whether a driver binds the wait at the launch
+ * or as it runs: with one for all, the second would wait for a later graph's, and that for this. */
 static bool fork_branch(struct kva_device *device, enum kva_queue queue)
 {
     struct kva_cuda_step *step = device->step;
