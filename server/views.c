@@ -142,10 +142,10 @@ static void put_keys(struct kva_buf *out, const struct kva_auth *auth)
     for (size_t family = 0; family < KVA_COUNT_OF(families); family++) {
         kva_metrics_head(out, families[family].name, families[family].type, families[family].help);
         for (uint32_t i = 0; i < count; i++) {
-            const struct kva_key_usage *usage = &rows[i].usage;
-            const uint64_t values[] = {usage->requests, usage->tokens, usage->waiting};
+            const struct kva_key_row *row = &rows[i];
+            const uint64_t values[] = {row->requests, row->tokens, row->waiting};
             char label[KVA_KEY_NAME_MAX + 16];
-            snprintf(label, sizeof(label), "key=\"%s\"", rows[i].name);
+            snprintf(label, sizeof(label), "key=\"%s\"", row->name);
             kva_metrics_value(out, families[family].name, label, (double)values[family]);
         }
     }

@@ -1,6 +1,7 @@
 /* embedding.c - modules.json and the pooling's config.json. */
 #include "engine/model/embedding.h"
 
+#include "engine/model/index.h"
 #include "engine/model/limits.h"
 
 #include <stdarg.h>
@@ -29,12 +30,7 @@ static void lack(struct kva_embedding_defaults *ret, const char *format, ...)
 static enum kva_status check_folder(const char *name, struct kva_err *err)
 {
     char text[64];
-    size_t length = strlen(name);
-    bool plain = length > 0 && length <= KVA_MODEL_FILE_NAME_MAX && name[0] != '.' &&
-                 !strchr(name, '/') && !strchr(name, '\\');
-    for (size_t i = 0; i < length; i++)
-        plain = plain && (unsigned char)name[i] >= 0x20 && name[i] != 0x7F;
-    if (plain)
+    if (kva_model_is_plain_name(name))
         return KVA_OK;
     return kva_fail_param(err, KVA_EFORMAT, "path",
                           MODULES_FILE ": the pooling's path '%s' is not a plain folder name",

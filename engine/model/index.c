@@ -5,15 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum kva_status check_file_name(const char *name, const char *file, struct kva_err *err)
+bool kva_model_is_plain_name(const char *name)
 {
-    char text[64];
     size_t length = strlen(name);
     bool plain = length > 0 && length <= KVA_MODEL_FILE_NAME_MAX && name[0] != '.' &&
                  !strchr(name, '/') && !strchr(name, '\\');
     for (size_t i = 0; i < length; i++)
         plain = plain && (unsigned char)name[i] >= 0x20 && name[i] != 0x7F;
-    if (plain)
+    return plain;
+}
+
+static enum kva_status check_file_name(const char *name, const char *file, struct kva_err *err)
+{
+    char text[64];
+    if (kva_model_is_plain_name(name))
         return KVA_OK;
     return kva_fail(err, KVA_EFORMAT,
                     "%s: shard name '%s' is not a plain file name of at most %u bytes", file,

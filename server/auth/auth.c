@@ -49,14 +49,14 @@ static enum kva_status merge(struct kva_auth *auth, const struct kva_key *fresh,
             if (at < used) {
                 key.requests = keys[at].requests;
                 key.tokens = keys[at].tokens;
-                key.usage = keys[at].usage;
+                key.waiting = keys[at].waiting;
             } else if (used < KVA_KEYS_MAX) {
                 at = used++;
             } else {
                 while (keys[spare].live)
                     spare++;
                 at = spare;
-                key.usage.waiting = keys[at].usage.waiting; /* of calls that still run */
+                key.waiting = keys[at].waiting; /* of calls that still run */
             }
             keys[at] = key;
         }
@@ -258,9 +258,4 @@ struct kva_key_limits kva_auth_limits(const struct kva_auth *auth, int key)
     all.priority_min = INT32_MIN;
     all.admin = true;
     return all;
-}
-
-uint32_t kva_auth_count(const struct kva_auth *auth)
-{
-    return auth->count;
 }

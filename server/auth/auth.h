@@ -132,14 +132,6 @@ void kva_auth_begun(struct kva_auth *auth, int key, uint32_t choices);
 /* An entered call is over: it used `tokens_used` instead of `tokens_entered`. */
 void kva_auth_settle(struct kva_auth *auth, int key, uint64_t tokens_entered, uint64_t tokens_used);
 
-/* Since start. */
-struct kva_key_usage {
-    uint64_t requests;
-    uint64_t tokens;
-    uint32_t waiting; /* choices, now */
-};
-struct kva_key_usage kva_auth_usage(const struct kva_auth *auth, int key);
-
 /* --- by name (rows.c) ------------------------------------------------------------------------ */
 
 #define KVA_KEY_ROWS_MAX 100u
@@ -147,7 +139,9 @@ struct kva_key_usage kva_auth_usage(const struct kva_auth *auth, int key);
 /* What keys used while they had a name. */
 struct kva_key_row {
     const char *name; /* "" in row 0: all that have no row of their own; valid until a reload */
-    struct kva_key_usage usage;
+    uint64_t requests;
+    uint64_t tokens;
+    uint32_t waiting; /* choices, now */
 };
 
 /* Fill ret[KVA_KEY_ROWS_MAX + 1] and return how many. A name has its row from the reload that brings
@@ -155,8 +149,5 @@ struct kva_key_row {
  * counted never moves to another row. Beyond KVA_KEY_ROWS_MAX a name takes the row of one that no
  * key has any more, which begins anew, or has none. */
 uint32_t kva_auth_get_rows(const struct kva_auth *auth, struct kva_key_row *ret);
-
-/* Indices that were ever given out; those of removed keys have no name. */
-uint32_t kva_auth_count(const struct kva_auth *auth);
 
 #endif

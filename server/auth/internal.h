@@ -30,7 +30,7 @@ struct kva_key {
     /* What a reload keeps. */
     struct kva_bucket requests;
     struct kva_bucket tokens;
-    struct kva_key_usage usage;
+    uint32_t waiting; /* choices */
 };
 
 /* Of a name; the first one has none. */

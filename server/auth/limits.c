@@ -50,7 +50,6 @@ enum kva_status kva_auth_take(struct kva_auth *auth, int key, uint64_t now_ns,
         }
         entry->requests.level -= 1;
     }
-    entry->usage.requests++;
     auth->rows[entry->row].requests++;
     return KVA_OK;
 }
@@ -83,7 +82,7 @@ static enum kva_status check_waiting(struct kva_auth *auth, struct kva_key *entr
                                      const struct kva_auth_work *work, uint32_t *ret_retry_s,
                                      struct kva_err *err)
 {
-    uint32_t limit = entry->limits.waiting, waiting = entry->usage.waiting;
+    uint32_t limit = entry->limits.waiting, waiting = entry->waiting;
     if (limit > 0 && work->choices > limit)
         return kva_fail(err, KVA_EINVAL,
                         "The request has %u choices; of this key %u may wait at once (waiting).",
@@ -129,7 +128,7 @@ enum kva_status kva_auth_enter(struct kva_auth *auth, int key, const struct kva_
     if (status != KVA_OK)
         return status;
     entry->tokens.level -= (double)work->tokens;
-    entry->usage.waiting += work->choices;
+    entry->waiting += work->choices;
     auth->waiting += work->choices;
     return KVA_OK;
 }
@@ -139,8 +138,8 @@ void kva_auth_begun(struct kva_auth *auth, int key, uint32_t choices)
     struct kva_key *entry = find(auth, key);
     if (!entry)
         return;
-    choices = kva_min_u32(choices, entry->usage.waiting);
-    entry->usage.waiting -= choices;
+    choices = kva_min_u32(choices, entry->waiting);
+    entry->waiting -= choices;
     auth->waiting -= choices;
 }
 
@@ -150,13 +149,5 @@ void kva_auth_settle(struct kva_auth *auth, int key, uint64_t tokens_entered, ui
     if (!entry)
         return;
     entry->tokens.level += (double)tokens_entered - (double)tokens_used;
-    entry->usage.tokens += tokens_used;
     auth->rows[entry->row].tokens += tokens_used;
-}
-
-struct kva_key_usage kva_auth_usage(const struct kva_auth *auth, int key)
-{
-    if (key < 0 || (uint32_t)key >= auth->count)
-        return (struct kva_key_usage){0};
-    return auth->keys[key].usage;
 }

@@ -56,10 +56,9 @@ uint32_t kva_auth_get_rows(const struct kva_auth *auth, struct kva_key_row *ret)
 {
     for (uint32_t i = 0; i < auth->row_count; i++) {
         const struct kva_row *row = &auth->rows[i];
-        ret[i] =
-            (struct kva_key_row){row->name, {.requests = row->requests, .tokens = row->tokens}};
+        ret[i] = (struct kva_key_row){row->name, row->requests, row->tokens, 0};
     }
     for (uint32_t i = 0; i < auth->count; i++)
-        ret[auth->keys[i].row].usage.waiting += auth->keys[i].usage.waiting;
+        ret[auth->keys[i].row].waiting += auth->keys[i].waiting;
     return auth->row_count;
 }
