@@ -5,7 +5,8 @@
 #
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
-# prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept, kept-bits
+# prose, code, wikitext-2, deep (divergence along a text; deep: behind more of it), weights (formats
+# of weights), kept, kept-bits
 # and kept-budget (policies that drop tokens, docs/results/kept.md), ahead, beside, long, columns
 # and relative (rows chosen a layer ahead, docs/results/infinigen.md: their settings, others at as
 # many bytes, by context, a prompt's own columns, by share of the tokens), gap (between predictors),
@@ -16,8 +17,8 @@
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
 # kvahead_quality), PORT (18330), THREADS (1), TEXTS (a folder with prose.txt and wikitext-2.txt),
-# LENGTHS (the model's), POLICIES (of tasks: all), CONTEXTS (2: of each task and length), SAMPLES
-# (10: the same of demo).
+# LENGTHS (of tasks, each with the number of contexts that each task has there, as "4k:2 8k:1"; the
+# stage's), POLICIES (of tasks: the stage's), SAMPLES (20: contexts of demo).
 #
 # On a CPU specache without a predictor is that of sync, the oracle.
 set -eu
@@ -29,12 +30,12 @@ kvahead=${KVAHEAD:-build/kvahead}
 quality=${QUALITY:-kvahead-quality}
 port=${PORT:-18330}
 threads=${THREADS:-1}
-contexts=${CONTEXTS:-2}
-samples=${SAMPLES:-10}
+samples=${SAMPLES:-20}
 seed=7002
 low=kivi:1,kivi:2,kivi:4,specache:1:64,specache:2:64,\
 specache:1:64:predictor=spec-token,specache:2:64:predictor=spec-token,\
 specache:1:64:predictor=prev-query,specache:2:64:predictor=prev-query,\
+specache:1:64:value_bits=2,specache:1:64:value_bits=2:predictor=spec-token,\
 specache:1:64:paper=true,specache:2:64:paper=true
 
 dropping=h2o:heavy=5%:recent=5%,h2o,h2o:heavy=25%:recent=25%,h2o:mass=all,\
@@ -100,15 +101,15 @@ ask() {
         --out "$out/$name/$folder" "$@" > "$out/$name/$folder.log" 2>&1
 }
 
-# by_length FOLDER POLICIES [OPTION ...]: tasks, of several questions a context, under the policies or
-# those of the environment.
+# by_length FOLDER POLICIES LENGTHS [OPTION ...]: tasks, of several questions a context, under the
+# policies and at the lengths named or those of the environment.
 by_length() {
-    into=$1 policies=$2
-    shift 2
-    start "$name" --weights $weights
+    into=$1 policies=$2 lengths=${LENGTHS:-$3}
+    shift 3
+    start "$name"
     for length in $lengths; do
         ask ruler "$into" --policies "full,${POLICIES:-$policies}" --together 24 --concurrency 1 \
-            --stop-at-answer --lengths "$length" --samples "$contexts" "$@"
+            --stop-at-answer --lengths "${length%:*}" --samples "${length#*:}" "$@"
     done
     unserve
 }
@@ -136,21 +137,24 @@ skewed() {
 real() {
     case $name in
     smollm2*)
-        weights=auto windows='--from 3072 --tokens 64 --windows 2' lengths=${LENGTHS:-2k 4k 8k}
-        questions=10 needles=niah_single_2,niah_multikey_1
+        windows='--from 3072 --tokens 64 --windows 4' deep='--from 7936 --tokens 64 --windows 2'
+        questions=10 facts='2k:2 4k:2 8k:2' needles='2k:6 4k:4 8k:6' lists='2k:4 4k:4 8k:2'
+        others='2k:4 4k:4 8k:2' rows='2k:4 4k:4' grid=2k,4k,8k:6
         ;;
     *)
-        weights=auto windows='--from 4096 --tokens 40 --windows 1' lengths=${LENGTHS:-8k 4k}
-        questions=6 needles=niah_multikey_2
+        windows='--from 4096 --tokens 64 --windows 2' deep='--from 16384 --tokens 64 --windows 1'
+        questions=6 facts='4k:1 8k:1 16k:1 30k:1' needles='4k:2 8k:1' lists='4k:4 8k:2 16k:1'
+        others='4k:2 8k:1 16k:2 30k:1' rows='4k:4 8k:1' grid=4k,8k:1
         ;;
     esac
     # shellcheck disable=SC2086 # windows are several words
     case $1 in
     prose | wikitext-2) along "$1" "${TEXTS:?}/$1.txt" $windows --look 4 --policies $low ;;
     code)
-        cat engine/eval/*.c cli/eval/*.c > "$out/code.txt"
+        cat engine/eval/*.c cli/eval/*.c engine/kv/*.c > "$out/code.txt"
         along code "$out/code.txt" $windows --look 4 --policies $low
         ;;
+    deep) along deep "${TEXTS:?}/prose.txt" $deep --look 4 --policies $low ;;
     weights) # Formats of weights crossed with bits of KV, all against full with 16-bit weights.
         for format in bf16 int8 int4; do
             along $format "${TEXTS:?}/prose.txt" $windows --look 0 --weights $format \
@@ -209,18 +213,23 @@ kivi:1,kivi:1:levels=minmax,kivi:1:levels=mse,specache:1:64,specache:1:64:levels
 specache:1:64:levels=mse,specache:1:64:group=32,specache:1:64:skip_layers=1,specache:1:128,\
 specache:1:64:sinks=16,specache:2:64,specache:2:64:levels=minmax,specache:2:64:levels=mse
         ;;
-    facts) by_length numbers $low --questions $questions --answer-tokens 16 --tasks facts ;;
-    needles) by_length numbers $low --questions $questions --answer-tokens 16 --tasks $needles ;;
+    facts) by_length facts $low "$facts" --questions $questions --answer-tokens 16 --tasks facts ;;
+    needles)
+        by_length needles \
+            "$low,$previous:successor=0,specache:2:64:predictor=prev-query:successor=0" "$needles" \
+            --questions $questions --answer-tokens 16 --tasks niah_single_2,niah_multikey_1
+        ;;
     lists)
-        by_length lists $low --questions 1 --answer-tokens 64 --tasks niah_multivalue,niah_multiquery,fwe
+        by_length lists $low "$lists" --questions 1 --answer-tokens 64 \
+            --tasks niah_multivalue,niah_multiquery,fwe
         ;;
     others)
-        by_length others $low --questions $questions --answer-tokens 40 --tasks \
+        by_length others $low "$others" --questions $questions --answer-tokens 40 --tasks \
             niah_single_1,niah_single_3,niah_multikey_2,niah_multikey_3,vt,cwe
         ;;
     rows)
         by_length rows kivi:1,specache:1:16,specache:1:32,specache:1:64,specache:1:128,\
-specache:1:256,kivi:2,specache:2:16,specache:2:32,specache:2:64 \
+specache:1:256,kivi:2,specache:2:16,specache:2:32,specache:2:64 "$rows" \
             --questions $questions --answer-tokens 16 --tasks niah_multikey_1
         ;;
     alike) # Settings, where the scores of one bit tell too little: a text of pairs of UUIDs.
@@ -231,14 +240,14 @@ specache:2:64:predictor=prev-query,specache:1:64:group=32,specache:1:64:skip_lay
 specache:1:64:sinks=16,specache:1:64:levels=minmax,specache:1:64:value_bits=2,\
 specache:1:64:value_bits=2:predictor=spec-token,specache:1:64:value_bits=2:predictor=prev-query,\
 specache:1:128,specache:1:128:value_bits=2,specache:1:128:levels=minmax,specache:1:256,\
-specache:1:256:levels=minmax,specache:2:32,specache:2:64,specache:2:128 \
+specache:1:256:levels=minmax,specache:2:32,specache:2:64,specache:2:128 4k:4 \
             --questions 10 --answer-tokens 40 --tasks niah_multikey_3
         ;;
     grid)
-        start "$name" --weights $weights
-        ask needle grid --lengths "$(echo $lengths | tr ' ' ,)" --depths 5 --samples "$contexts" \
-            --concurrency 1 --together 24 --stop-at-answer --answer-tokens 16 --policies \
-            "full,${POLICIES:-kivi:1,specache:1:64,$spec}"
+        start "$name"
+        ask needle grid --lengths "${grid%:*}" --depths 5 --samples "${grid#*:}" --concurrency 1 \
+            --together 24 --stop-at-answer --answer-tokens 16 --policies \
+            "full,${POLICIES:-kivi:1,specache:1:64,$spec,specache:2:64}"
         unserve
         cp "$out/$name/grid/needle.svg" "docs/pictures/needle-$name.svg"
         ;;
@@ -322,8 +331,8 @@ stages() {
         [ $# -gt 0 ] || set -- policies topk levels needle steps
         for stage; do demo "$stage"; done
     else
-        [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits kept-budget ahead \
-            beside long gap settings facts needles lists others rows alike grid
+        [ $# -gt 0 ] || set -- prose code wikitext-2 deep weights kept kept-bits kept-budget ahead \
+            beside long columns relative gap settings facts needles lists others rows alike grid
         for stage; do real "$stage"; done
     fi
 }

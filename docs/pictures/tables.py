@@ -116,25 +116,44 @@ def layers(run):
 
 
 def scores(folder):
-    """One folder of `kvahead-quality ruler`: a row a policy, a column a task and length."""
+    """One folder of `kvahead-quality ruler`: by length a table, and one of differences to `full`."""
     records = RecordFile(folder / "samples.jsonl")
     found = list(records.finished.values())
     questions = json.loads((folder / "run.json").read_text())["identity"]["questions"]
     asked = {task: min(questions, TASKS[task].questions_max) for task in TASKS}
-    policies = list(dict.fromkeys(r.policy for r in found))
-    policies.sort(key=lambda policy: (policy != "full", policy.split(":")[0], policy))
     cells = sorted({(r.length, r.task) for r in found})
-    columns = {cell: column(cell, found, policies, asked, records) for cell in cells}
-    header = [f"{task}, {length_label(length)}" for length, task in cells]
-    sizes = [columns[cell][1] for cell in cells]
-    rows = [["contexts x questions", *sizes, ""]]
-    for policy in policies:
-        row = [columns[cell][0][policy] for cell in cells]
-        paired = [pair for cell in cells for pair in columns[cell][2][policy]]
-        whole = policy != "full" and all(paired)
-        rows.append([f"`{policy}`", *row, difference(paired) if whole else ""])
-    print(f"{folder.name}:\n")
-    table(["policy", *header, "all, to `full`"], rows)
+    lengths = sorted({length for length, _ in cells})
+    by_length = {}
+    for length in lengths:
+        here = [r for r in found if r.length == length]
+        policies = in_order({r.policy for r in here})
+        tasks = [task for task in TASKS if (length, task) in cells]
+        columns = {t: column((length, t), here, policies, asked, records) for t in tasks}
+        rows = [["contexts x questions", *(columns[task][1] for task in tasks), ""]]
+        by_length[length] = {p: [d for t in tasks for d in columns[t][2][p]] for p in policies}
+        for policy in policies:
+            row = [columns[task][0][policy] for task in tasks]
+            rows.append([f"`{policy}`", *row, to_full(policy, by_length[length][policy])])
+        print(f"{folder.name}, {length_label(length)}:\n")
+        table(["policy", *tasks, "to `full`"], rows)
+    if len(lengths) > 1:
+        print(f"{folder.name}, to `full`:\n")
+        rows = []
+        for policy in in_order({p for policies in by_length.values() for p in policies}):
+            parts = [by_length[length].get(policy, []) for length in lengths]
+            whole = [pair for part in parts for pair in part] if all(parts) else []
+            rows.append([f"`{policy}`", *(to_full(policy, part) for part in [*parts, whole])])
+        table(["policy", *map(length_label, lengths), "all"], rows[1:])
+
+
+def in_order(policies):
+    """`full` first, then by name."""
+    return sorted(policies, key=lambda policy: (policy != "full", policy.split(":")[0], policy))
+
+
+def to_full(policy, contexts):
+    """The contexts' mean difference, where each of them was answered under both policies."""
+    return difference(contexts) if policy != "full" and contexts and all(contexts) else ""
 
 
 def column(cell, found, policies, asked, records):
