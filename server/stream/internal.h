@@ -18,9 +18,10 @@ struct kva_logprob_lists {
 struct kva_call_out {
     const char *name; /* one of the request's */
     struct kva_buf arguments;
-    size_t told;  /* bytes of them that frames have had */
-    int32_t item; /* of the Responses API: its index */
-    bool opened;  /* a frame has had the name */
+    size_t text_before; /* bytes of content */
+    size_t told;        /* bytes of the arguments that frames have had */
+    int32_t item;       /* of the Responses API: its index */
+    bool opened;        /* a frame has had the name */
     char id[40];
 };
 
@@ -37,12 +38,13 @@ struct kva_choice_out {
     uint32_t reasoning_tokens;
     bool reply_failed; /* out of memory for the calls */
     bool legacy;       /* a call is told as function_call */
-    /* Of the Responses API, whose events leave text and reasoning where they are. */
+    /* Of the Responses and the Messages API, whose events leave text and reasoning where they are. */
     size_t text_told, reasoning_told;
     uint32_t message_at;                  /* calls before the message */
     uint32_t items;                       /* that events have opened */
     uint32_t sequence;                    /* of events */
     int32_t message_item, reasoning_item; /* -1: not opened */
+    int32_t open_block;                   /* of the Messages API: -1, none */
     bool reasoning_closed;
     struct kva_logprob_lists logprobs;
     size_t logprobs_told;     /* of its tokens: bytes that events of Responses have had */

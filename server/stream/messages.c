@@ -1,7 +1,7 @@
 /* messages.c - answers as Anthropic's Messages API has them: blocks, and events about them.
  *
- * A reply is at most one block of thinking and one of text, and one of tool_use for each call, in the
- * order in which they began. */
+ * A reply is at most one block of thinking, one of text before each call and behind the last, and one
+ * of tool_use for each call, in the order of the reply. A block ends before the next one begins. */
 #include "server/stream/internal.h"
 
 #include <string.h>
@@ -68,6 +68,12 @@ static void tool_block(struct kva_buf *out, const struct kva_call_out *call, boo
     kva_buf_putc(out, '}');
 }
 
+/* Where the text before a call ends, or behind all of them. */
+static size_t text_end(const struct kva_choice_out *choice, uint32_t call)
+{
+    return call < choice->call_count ? choice->calls[call].text_before : choice->text.length;
+}
+
 void kva_anthropic_json(struct kva_buf *out, const struct kva_answer *answer)
 {
     const struct kva_choice_out *choice = &answer->prompts[0].choices[0];
@@ -80,9 +86,10 @@ void kva_anthropic_json(struct kva_buf *out, const struct kva_answer *answer)
         comma = ",";
     }
     for (uint32_t i = 0; i <= choice->call_count; i++) {
-        if (choice->text.length > 0 && choice->message_at == i) {
+        size_t from = i > 0 ? choice->calls[i - 1].text_before : 0, to = text_end(choice, i);
+        if (to > from) {
             kva_buf_printf(out, "%s{\"type\":\"text\",\"text\":", comma);
-            kva_buf_json_string(out, choice->text.data, choice->text.length);
+            kva_buf_json_string(out, choice->text.data + from, to - from);
             kva_buf_putc(out, '}');
             comma = ",";
         }
@@ -111,89 +118,84 @@ static void end(struct kva_buf *out)
     kva_buf_puts(out, "}\n\n");
 }
 
+static void stop_block(struct kva_buf *out, struct kva_choice_out *choice)
+{
+    if (choice->open_block < 0)
+        return;
+    begin(out, "content_block_stop");
+    kva_buf_printf(out, ",\"index\":%d", choice->open_block);
+    end(out);
+    choice->open_block = choice->message_item = -1;
+}
+
 static int32_t begin_block(struct kva_buf *out, struct kva_choice_out *choice)
 {
+    stop_block(out, choice);
     begin(out, "content_block_start");
     kva_buf_printf(out, ",\"index\":%u,\"content_block\":", choice->items);
-    return (int32_t)choice->items++;
+    choice->open_block = (int32_t)choice->items++;
+    return choice->open_block;
 }
 
-static void stop_block(struct kva_buf *out, int32_t index)
-{
-    begin(out, "content_block_stop");
-    kva_buf_printf(out, ",\"index\":%d", index);
-    end(out);
-}
-
-static void put_delta(struct kva_buf *out, int32_t index, const char *type, const char *member,
-                      const struct kva_buf *text, size_t told)
+/* Bytes [*told, to) of the text, in the block that is open. */
+static void put_delta(struct kva_buf *out, const struct kva_choice_out *choice, const char *type,
+                      const char *member, const struct kva_buf *text, size_t *told, size_t to)
 {
     begin(out, "content_block_delta");
-    kva_buf_printf(out, ",\"index\":%d,\"delta\":{\"type\":\"%s\",\"%s\":", index, type, member);
-    kva_buf_json_string(out, text->data + told, text->length - told);
+    kva_buf_printf(out, ",\"index\":%d,\"delta\":{\"type\":\"%s\",\"%s\":", choice->open_block,
+                   type, member);
+    kva_buf_json_string(out, text->data + *told, to - *told);
     kva_buf_putc(out, '}');
     end(out);
-}
-
-static void close_thinking(struct kva_buf *out, struct kva_choice_out *choice)
-{
-    if (choice->reasoning_item < 0 || choice->reasoning_closed)
-        return;
-    choice->reasoning_closed = true;
-    stop_block(out, choice->reasoning_item);
+    *told = to;
 }
 
 static void tell_thinking(struct kva_buf *out, struct kva_choice_out *choice)
 {
     if (choice->reasoning.length == choice->reasoning_told)
         return;
-    if (choice->reasoning_item < 0) {
+    if (choice->reasoning_item < 0 || choice->reasoning_item != choice->open_block) {
         choice->reasoning_item = begin_block(out, choice);
         kva_buf_puts(out, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
         end(out);
     }
-    put_delta(out, choice->reasoning_item, "thinking_delta", "thinking", &choice->reasoning,
-              choice->reasoning_told);
-    choice->reasoning_told = choice->reasoning.length;
+    put_delta(out, choice, "thinking_delta", "thinking", &choice->reasoning,
+              &choice->reasoning_told, choice->reasoning.length);
 }
 
-static void tell_text(struct kva_buf *out, struct kva_choice_out *choice)
+/* What comes before a call, or behind all of them. */
+static void tell_text(struct kva_buf *out, struct kva_choice_out *choice, uint32_t call)
 {
-    if (choice->text.length == choice->text_told)
+    size_t to = text_end(choice, call);
+    if (choice->text_told >= to)
         return;
     if (choice->message_item < 0) {
-        close_thinking(out, choice);
         choice->message_item = begin_block(out, choice);
         kva_buf_puts(out, "{\"type\":\"text\",\"text\":\"\"}");
         end(out);
     }
-    put_delta(out, choice->message_item, "text_delta", "text", &choice->text, choice->text_told);
-    choice->text_told = choice->text.length;
+    put_delta(out, choice, "text_delta", "text", &choice->text, &choice->text_told, to);
 }
 
 static void tell_call(struct kva_buf *out, struct kva_choice_out *choice, uint32_t index)
 {
     struct kva_call_out *call = &choice->calls[index];
     if (!call->opened) {
-        close_thinking(out, choice);
-        if (index > 0)
-            stop_block(out, choice->calls[index - 1].item);
         call->opened = true;
         call->item = begin_block(out, choice);
         tool_block(out, call, false);
         end(out);
     }
     if (call->told < call->arguments.length)
-        put_delta(out, call->item, "input_json_delta", "partial_json", &call->arguments,
-                  call->told);
-    call->told = call->arguments.length;
+        put_delta(out, choice, "input_json_delta", "partial_json", &call->arguments, &call->told,
+                  call->arguments.length);
 }
 
 static void open_message(struct kva_buf *out, const struct kva_answer *answer,
                          struct kva_choice_out *choice)
 {
     choice->begun = true;
-    choice->reasoning_item = choice->message_item = -1;
+    choice->reasoning_item = choice->message_item = choice->open_block = -1;
     begin(out, "message_start");
     kva_buf_puts(out, ",\"message\":");
     put_head(out, answer);
@@ -210,8 +212,7 @@ void kva_anthropic_events(struct kva_buf *out, struct kva_answer *answer,
         open_message(out, answer, choice);
     tell_thinking(out, choice);
     for (uint32_t i = 0; i <= choice->call_count; i++) {
-        if (choice->message_at == i)
-            tell_text(out, choice);
+        tell_text(out, choice, i);
         if (i < choice->call_count)
             tell_call(out, choice, i);
     }
@@ -219,11 +220,7 @@ void kva_anthropic_events(struct kva_buf *out, struct kva_answer *answer,
     if (!final)
         return;
     choice->final_sent = true;
-    close_thinking(out, choice);
-    if (choice->call_count > 0)
-        stop_block(out, choice->calls[choice->call_count - 1].item);
-    if (choice->message_item >= 0)
-        stop_block(out, choice->message_item);
+    stop_block(out, choice);
 }
 
 void kva_anthropic_last_events(struct kva_buf *out, const struct kva_answer *answer)

@@ -44,7 +44,7 @@ static void on_call(void *opaque, const char *name, size_t length)
     }
     choice->calls = calls;
     struct kva_call_out *call = &calls[choice->call_count];
-    *call = (struct kva_call_out){.name = NULL};
+    *call = (struct kva_call_out){.text_before = choice->text.length};
     for (uint32_t i = 0; i < choice->name_count; i++) {
         if (strlen(choice->names[i]) == length && memcmp(choice->names[i], name, length) == 0)
             call->name = choice->names[i];
