@@ -56,7 +56,7 @@ struct kva_api_config {
     /* How replies are read, and what the template shows: kva_api_read_template. */
     struct kva_reply_traits reply;
     bool template_takes_tools;
-    bool template_knows_calls; /* in the history */
+    struct kva_reply_history history;
     bool template_knows_developers;
     int32_t reply_marker;     /* the style's marker, where it is a special token; else -1 */
     bool headless;            /* the model makes vectors and no text */

@@ -180,4 +180,7 @@ KVA_MUST_CHECK enum kva_status kva_api_get_constraint(const struct kva_api_confi
 /* Across fields, once all are read. */
 enum kva_status kva_api_check_call(struct kva_api_parser *p);
 
+/* What every rendering of a chat template is given beside its messages: template.c. */
+void kva_api_tell_template(const struct kva_tokenizer *tokenizer, struct kva_template_input *input);
+
 #endif

@@ -185,11 +185,12 @@ static uint32_t count_values(const char *text)
 }
 
 /* The arguments of a call that the assistant made are a string of JSON in OpenAI's API, and what it
- * says in templates. What is not JSON stays a string. */
+ * says in templates, but for those that want the string. What is not JSON stays one. */
 static enum kva_status parse_arguments(struct kva_api_parser *p, cJSON *function, const char *place)
 {
     const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(function, "arguments");
-    if (!cJSON_IsString(arguments))
+    if (!cJSON_IsString(arguments) ||
+        (p->config->history.arguments_as_text && arguments->valuestring[0]))
         return KVA_OK;
     const char *text = arguments->valuestring[0] ? arguments->valuestring : "{}";
     struct kva_json_limits limits = p->config->limits.json;
@@ -303,6 +304,7 @@ enum kva_status kva_api_parse_messages(struct kva_api_parser *p, const char *nam
         return kva_fail_param(p->err, KVA_EINVAL, name,
                               "'%s' must be an array of at least one message.", name);
     uint32_t index = 0;
+    p->call->prompt_field = name;
     for (cJSON *item = value->child, *next; item; item = next, index++) {
         next = item->next;
         if (index >= p->config->limits.messages_max)

@@ -223,7 +223,8 @@ static enum kva_status check_final(struct kva_api_parser *p)
     const cJSON *role = cJSON_GetObjectItemCaseSensitive(last, "role");
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(last, "content");
     bool begun = cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0 &&
-                 cJSON_IsString(content) && content->valuestring[0] != '\0';
+                 cJSON_IsString(content) && content->valuestring[0] != '\0' &&
+                 !cJSON_HasObjectItem(last, "tool_calls");
     if (!begun && call->face == KVA_FACE_MESSAGES) {
         char place[KVA_ERR_PARAM_MAX];
         snprintf(place, sizeof(place), "messages[%u].content", p->origins[index]);
@@ -234,7 +235,9 @@ static enum kva_status check_final(struct kva_api_parser *p)
     }
     if (!begun)
         return kva_fail_param(p->err, KVA_EINVAL, name,
-                              "'%s' needs a last message of the assistant that has text.", name);
+                              "'%s' needs a last message of the assistant that has text and no "
+                              "'tool_calls'.",
+                              name);
     if (cJSON_IsTrue(asked))
         return kva_fail_param(p->err, KVA_EINVAL, name,
                               "'%s' and 'add_generation_prompt' cannot both be true.", name);

@@ -19,15 +19,9 @@
 /* The operator may allow less (cache_salt_bytes). */
 #define SALT_BYTES_MAX 4096u
 
-static const char *special_token(const struct kva_tokenizer *tokenizer, int32_t id)
-{
-    return id < 0 ? NULL : kva_tokenizer_token_string(tokenizer, id, NULL);
-}
-
 static enum kva_status render_chat(const struct kva_api_config *config, struct kva_api_call *call,
                                    struct kva_buf *text, struct kva_err *err)
 {
-    const struct kva_tokenizer *tokenizer = config->tokenizer;
     struct kva_template_control control = {.cancelled = call->abandoned};
     struct kva_template_input input = {
         .messages = call->messages,
@@ -36,19 +30,15 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
         .extra = call->template_kwargs,
         .add_generation_prompt = call->add_generation_prompt,
         .absent_is_none = true,
-        .bos_token = special_token(tokenizer, kva_tokenizer_bos(tokenizer)),
-        .eos_token = special_token(tokenizer, kva_tokenizer_eos(tokenizer)),
-        .pad_token = special_token(tokenizer, kva_tokenizer_pad(tokenizer)),
-        .unk_token = special_token(tokenizer, kva_tokenizer_unk(tokenizer)),
-        .now_unix_s = kva_time_unix_s(),
         .control = &control,
     };
+    kva_api_tell_template(config->tokenizer, &input);
     uint64_t begin_ns = kva_time_ns();
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(call->json, "messages");
     size_t bytes_max = config->limits.arena_bytes_max;
     if (!config->template_knows_developers)
         kva_reply_rename_developers(messages);
-    bool told = config->template_knows_calls || kva_reply_tell_history(messages, bytes_max);
+    bool told = kva_reply_shape_history(messages, &config->history, config->reply.style, bytes_max);
     if (call->tools.list && !config->template_takes_tools)
         told = told &&
                kva_reply_tell_tools(messages, call->tools.list, call->tools.required, bytes_max);
@@ -59,8 +49,6 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     call->template_ns = kva_time_ns() - begin_ns;
     call->template_steps = control.steps;
     call->template_failed = status != KVA_OK && status != KVA_ECANCELLED;
-    call->thinking =
-        status == KVA_OK && config->reply.thinks && kva_reply_is_thinking(text->data, text->length);
     if (status == KVA_EINVAL && err) {
         kva_err_prefix(err, status, "The chat template refused the messages");
         snprintf(err->param, sizeof(err->param), "%s", call->prompt_field);
@@ -102,10 +90,10 @@ static enum kva_status find_last(const struct kva_buf *text, const char *needle,
     return KVA_OK;
 }
 
-/* The rendering ends where the last message does: what a template writes behind it, it would write
- * behind the whole answer. */
+/* The rendering ends where the last message, which begins at *ret_begin, does: what a template writes
+ * behind it, it would write behind the whole answer. */
 static enum kva_status cut_behind_final(const struct kva_api_call *call, struct kva_buf *text,
-                                        struct kva_err *err)
+                                        size_t *ret_begin, struct kva_err *err)
 {
     const cJSON *last = call->messages->child;
     while (last->next)
@@ -120,6 +108,7 @@ static enum kva_status cut_behind_final(const struct kva_api_call *call, struct 
             return status;
         if (at != SIZE_MAX) {
             text->length = at + length;
+            *ret_begin = at;
             return KVA_OK;
         }
         while (length > 0 && strchr(" \n\r\t", content[length - 1]))
@@ -222,9 +211,12 @@ static enum kva_status encode_chat(const struct kva_api_config *config, struct k
     call->prompts = kva_arena_calloc(&call->arena, 1, sizeof(*call->prompts));
     enum kva_status status = call->prompts ? render_chat(config, call, &text, err)
                                            : kva_fail(err, KVA_ENOMEM, "Out of memory.");
+    size_t begun = text.length;
     if (status == KVA_OK && call->continue_final)
-        status = cut_behind_final(call, &text, err);
+        status = cut_behind_final(call, &text, &begun, err);
     if (status == KVA_OK) {
+        call->thinking = config->reply.thinks && text.length > 0 &&
+                         kva_reply_is_thinking(text.data, text.length, begun);
         call->prompt_count = 1;
         status =
             encode_text(config, call, text.data ? text.data : "", text.length, call->prompts, err);

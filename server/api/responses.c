@@ -54,10 +54,13 @@ enum kva_status kva_api_parse_previous(struct kva_api_parser *p, const char *nam
 
 enum kva_status kva_api_parse_text(struct kva_api_parser *p, const char *name, const cJSON *value)
 {
-    const cJSON *format = get(value, "format");
+    const cJSON *format = get(value, "format"), *verbosity = get(value, "verbosity");
     if (!cJSON_IsObject(value))
         return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an object, not %s.", name,
                               kva_api_type_name(value));
+    if (verbosity && (!cJSON_IsString(verbosity) || strcmp(verbosity->valuestring, "medium") != 0))
+        return kva_fail_param(p->err, KVA_EUNSUPPORTED, "text.verbosity",
+                              "'text.verbosity' is not supported by this server.");
     return format ? kva_api_parse_text_format(p, "text.format", format) : KVA_OK;
 }
 
@@ -195,6 +198,13 @@ static enum kva_status read_output(struct maker *m, cJSON *item, uint32_t index)
 {
     const char *id = "";
     cJSON *message = NULL;
+    const cJSON *output = get(item, "output");
+    char place[KVA_ERR_PARAM_MAX];
+    snprintf(place, sizeof(place), "input[%u].output", index);
+    if (!cJSON_IsString(output) && !cJSON_IsArray(output))
+        return kva_fail_param(m->p->err, KVA_EINVAL, place,
+                              "'%s' must be a string or an array of text parts, not %s.", place,
+                              kva_api_type_name(output));
     enum kva_status status = read_string(m, item, index, "call_id", &id);
     if (status == KVA_OK)
         status = add_message(m, "tool", index, &message);

@@ -11,46 +11,6 @@
 #define TOOLS_MAX      128u
 #define NAME_BYTES_MAX 256u
 
-/* As a string of its own: the word may be in a default text. */
-static bool names_developers(const char *source, size_t length)
-{
-    static const char *const strings[] = {"'developer'", "\"developer\""};
-    return memmem(source, length, strings[0], strlen(strings[0])) != NULL ||
-           memmem(source, length, strings[1], strlen(strings[1])) != NULL;
-}
-
-void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_style *style,
-                           const bool *thinks)
-{
-    static const char *const markers[KVA_REPLY_STYLE_COUNT] = {
-        [KVA_REPLY_HERMES] = "<tool_call>",
-        [KVA_REPLY_LLAMA3] = "<|python_tag|>",
-        [KVA_REPLY_MISTRAL] = "[TOOL_CALLS]",
-        [KVA_REPLY_XML] = "<tool_call>",
-    };
-    size_t length = 0;
-    config->reply = (struct kva_reply_traits){.style = KVA_REPLY_NONE};
-    config->template_takes_tools = config->template_knows_calls = false;
-    config->template_knows_developers = false;
-    config->reply_marker = -1;
-    if (config->chat_template) {
-        const char *source = kva_template_source(config->chat_template, &length);
-        kva_reply_read_template(source, length, &config->reply);
-        config->template_takes_tools = kva_template_mentions(config->chat_template, "tools");
-        config->template_knows_calls = memmem(source, length, "tool", 4) != NULL;
-        config->template_knows_developers = names_developers(source, length);
-    }
-    if (style)
-        config->reply.style = *style;
-    if (thinks)
-        config->reply.thinks = *thinks;
-    const char *marker = markers[config->reply.style];
-    int32_t id = marker ? kva_tokenizer_lookup(config->tokenizer, marker, strlen(marker)) : -1;
-    if (id >= 0 && (uint32_t)id < config->vocab_size &&
-        kva_tokenizer_is_special(config->tokenizer, id))
-        config->reply_marker = id;
-}
-
 enum kva_status kva_api_parse_tools(struct kva_api_parser *p, const char *name, const cJSON *value)
 {
     if (!cJSON_IsArray(value))

@@ -72,9 +72,30 @@ static void not_found(struct kva_server *server, struct kva_exchange *exchange, 
     kva_server_reply_error(server, exchange, status, &err);
 }
 
+/* A query is name=value pairs; what is asked for here needs no escapes. */
+static bool asks(const char *query, const char *pair)
+{
+    size_t length = strlen(pair);
+    while (query && *query) {
+        size_t rest = strcspn(query, "&");
+        if (rest == length && memcmp(query, pair, length) == 0)
+            return true;
+        query += rest + (query[rest] == '&');
+    }
+    return false;
+}
+
 static void show(struct kva_server *server, struct kva_exchange *exchange, const char *id)
 {
+    struct kva_err err;
     struct kva_buf document;
+    if (asks(kva_exchange_head(exchange)->query, "stream=true")) {
+        enum kva_status status =
+            kva_fail_param(&err, KVA_EUNSUPPORTED, "stream",
+                           "A stored response is complete: ask for it without 'stream'.");
+        kva_server_reply_error(server, exchange, status, &err);
+        return;
+    }
     kva_buf_init(&document, server->params.responses_bytes_max + 1);
     bool found = kva_response_store_get(server->responses, id, owner_of(server, exchange),
                                         &document, NULL, NULL);

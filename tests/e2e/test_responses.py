@@ -237,6 +237,14 @@ def test_cancel__is_for_what_runs_in_the_background(client, server):
     assert server.request("GET", f"/v1/responses/{answer.id}/elsewhere").status == 404
 
 
+def test_store__a_complete_response_is_no_stream(client):
+    answer = ask(client)
+    with pytest.raises(openai.BadRequestError, match="complete") as caught:
+        client.responses.retrieve(answer.id, stream=True)
+    assert caught.value.param == "stream"
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
+
+
 def test_store__is_bounded_and_belongs_to_its_key(servers, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
@@ -264,12 +272,14 @@ def test_store__is_bounded_and_belongs_to_its_key(servers, tmp_path):
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": None}]}, "input[0].output"),
         ({"instructions": 7}, "instructions"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": FLAT, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),

@@ -106,6 +106,14 @@ def test_chat__is_the_template_rendered_and_tokenised(client, server):
     )
 
 
+def test_tokenize__takes_what_a_chat_takes(server):
+    for field, value, name in [("reasoning_effort", "much", "reasoning_effort"), ("documents", 7, "documents"),
+                               ("messages", [{"role": "king", "content": "x"}], "messages[0].role")]:
+        for path in ("/tokenize", "/v1/chat/completions"):
+            reply = server.request("POST", path, {"messages": MESSAGES} | {field: value})
+            assert (reply.status, reply.json()["error"]["param"]) == (400, name), path
+
+
 def test_chat__parts_of_text_are_the_text(client):
     parts = [{"role": "user", "content": [{"type": "text", "text": "Tell me a story."}]}]
     assert chat(client, messages=parts, max_tokens=8).choices == chat(client, max_tokens=8).choices

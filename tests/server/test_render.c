@@ -120,10 +120,11 @@ static void expect_refusal(const char *rest, const char *param)
 static void test_render__null_content_is_empty(void **state)
 {
     (void)state;
-    start_with("{# tool_calls #}{% for m in messages %}[{{ m.content }}]{% endfor %}");
+    start_with("{% for m in messages %}[{{ m.content }}]{% for t in m.tool_calls %}"
+               "{{ t.function.name }}{{ t.function.arguments }}{% endfor %}{% endfor %}");
     expect_rendering(ASSISTANT "\"content\":null}", "[]");
     expect_rendering(ASSISTANT "\"refusal\":\"no\"}", "[]");
-    expect_rendering(CALL("\"{}\""), "[]");
+    expect_rendering(CALL("\"{}\""), "[]f{}");
     assert_true(client_metric(f.port, "kvahead_template_seconds_count", NULL) == 3);
     assert_true(client_metric(f.port, "kvahead_template_steps_total", NULL) > 3);
     assert_true(client_metric(f.port, "kvahead_template_failures_total", NULL) == 0);
@@ -149,17 +150,17 @@ static void test_render__a_limit_is_the_clients_error_and_counted(void **state)
 static void test_render__arguments_of_tool_calls_are_parsed(void **state)
 {
     (void)state;
-    start_with("{% for m in messages %}{% for t in m.tool_calls %}{{ t.function.arguments|tojson }}"
-               "{% endfor %}{% endfor %}");
-    expect_rendering(CALL("\"{\\\"city\\\": \\\"Paris\\\"}\""), "{\"city\": \"Paris\"}");
-    expect_rendering(CALL("\"\""), "{}");
-    expect_rendering(CALL("{\"a\":[1]}"), "{\"a\": [1]}");
-    expect_rendering(CALL("\"{\\\"city\\\": Par\""), "\"{\\\"city\\\": Par\"");
+    start_with("{% for m in messages %}{% for t in m.tool_calls %}{{ t.function.name }}"
+               "{{ t.function.arguments|tojson }}{% endfor %}{% endfor %}");
+    expect_rendering(CALL("\"{\\\"city\\\": \\\"Paris\\\"}\""), "f{\"city\": \"Paris\"}");
+    expect_rendering(CALL("\"\""), "f{}");
+    expect_rendering(CALL("{\"a\":[1]}"), "f{\"a\": [1]}");
+    expect_rendering(CALL("\"{\\\"city\\\": Par\""), "f\"{\\\"city\\\": Par\"");
     /* Numbers as they are written. */
     expect_rendering(CALL("{\"1.5\": [1.0, -0.0, 1e2, 1234567890123456789, -5]}"),
-                     "{\"1.5\": [1.0, -0.0, 100.0, 1234567890123456789, -5]}");
+                     "f{\"1.5\": [1.0, -0.0, 100.0, 1234567890123456789, -5]}");
     expect_rendering(CALL("\"{\\\"a\\\": \\\"2.0\\\\\\\"\\\", \\\"b\\\": 9007199254740993}\""),
-                     "{\"a\": \"2.0\\\"\", \"b\": 9007199254740993}");
+                     "f{\"a\": \"2.0\\\"\", \"b\": 9007199254740993}");
     fixture_stop(&f);
     fixture_init(&f);
     f.backend.api.limits.json.values_max = 40;

@@ -384,6 +384,122 @@ static void test_tools__no_calls_in_the_history_are_none(void **state)
     cJSON_Delete(json);
 }
 
+#define CLAUDE_TOOLS "\"tools\":[{\"name\":\"add\",\"input_schema\":{\"type\":\"object\"}}]"
+
+/* One block is open at a time, in the order of the reply: clients take the last one that began to be
+ * the one that ends. */
+static void test_messages__blocks_end_before_the_next_begins(void **state)
+{
+    static const char body[] =
+        "{\"max_tokens\":400,\"messages\":[{\"role\":\"user\",\"content\":\"<think>Hm.</think>So:\\n" CALL
+        "\\nThen:\\n" CALL "\"}]," CLAUDE_TOOLS;
+    static const char *const want[] = {"thinking", "text", "tool_use", "text", "tool_use"};
+    char asked[1024], said[64] = "";
+    struct reply reply;
+    int open = -1, begun = 0, status;
+    (void)state;
+    snprintf(asked, sizeof(asked), "%s}", body);
+    cJSON *whole = client_post_json(f.port, "/v1/messages", asked, &status);
+    assert_int_equal(status, 200);
+    assert_int_equal(cJSON_GetArraySize(json_at(whole, "content")), KVA_COUNT_OF(want));
+    snprintf(asked, sizeof(asked), "%s,\"stream\":true}", body);
+    client_post(f.port, "/v1/messages", asked, &reply);
+    assert_int_equal(reply.status, 200);
+    for (char *at = strstr(reply.body, "data: {"); at; at = strstr(at + 1, "data: {")) {
+        cJSON *event = cJSON_Parse(at + 6);
+        const char *type = json_text(event, "type");
+        if (strcmp(type, "content_block_start") == 0) {
+            char path[32];
+            assert_int_equal(open, -1);
+            open = (int)json_number(event, "index");
+            assert_int_equal(open, begun);
+            expect(event, "content_block.type", want[begun]);
+            snprintf(path, sizeof(path), "content.%d.type", begun++);
+            expect(whole, path, want[open]);
+        } else if (strcmp(type, "content_block_delta") == 0) {
+            assert_int_equal(json_number(event, "index"), open);
+            strcat(said, json_text(event, "delta.text"));
+        } else if (strcmp(type, "content_block_stop") == 0) {
+            assert_int_equal(json_number(event, "index"), open);
+            open = -1;
+        }
+        cJSON_Delete(event);
+    }
+    assert_int_equal(begun, KVA_COUNT_OF(want));
+    assert_int_equal(open, -1);
+    assert_int_equal(strncmp(said, json_text(whole, "content.1.text"), 3), 0);
+    assert_int_equal(strlen(said), strlen(json_text(whole, "content.1.text")) +
+                                       strlen(json_text(whole, "content.3.text")));
+    reply_finish(&reply);
+    cJSON_Delete(whole);
+}
+
+#define HISTORY(content)                                                                           \
+    "[{\"role\":\"user\",\"content\":\"?\"},{\"role\":\"assistant\",\"content\":" content          \
+    ",\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":\"add\","         \
+    "\"arguments\":\"{\\\"a\\\": 1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"2\"}]"
+
+/* Templates of published models know calls in forms of their own; none leaves them out. */
+static void test_history__has_the_form_that_the_template_knows(void **state)
+{
+    static const struct {
+        const char *source, *messages, *want;
+    } cases[] = {
+        /* DeepSeek's: where there is no content, and joined to text. */
+        {"{% for m in messages %}{{ m.role }}:{% if m.content is none %}{% for c in m.tool_calls %}"
+         "{{ c.function.name + '(' + c.function.arguments + ')' }}{% endfor %}{% else %}"
+         "{{ m.content }}{% endif %};{% endfor %}",
+         HISTORY("\"Well.\""), "user:?;assistant:Well.;assistant:add({\"a\": 1});tool:2;"},
+        {"{% for m in messages %}{{ m.role }}:{% if m.content is none %}{% for c in m.tool_calls %}"
+         "{{ c.function.name + '(' + c.function.arguments + ')' }}{% endfor %}{% else %}"
+         "{{ m.content }}{% endif %};{% endfor %}",
+         HISTORY("null"), "user:?;assistant:add({\"a\": 1});tool:2;"},
+        /* Functionary's: with content, joined to text. */
+        {"{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+         "{{ '<' + c.function.name + '>' + c.function.arguments }}{% endfor %};{% endfor %}",
+         HISTORY("\"\""), "?;<add>{\"a\": 1};2;"},
+        /* SmolLM3's: it names tools, and knows no calls of them. */
+        {"{# tools <tool_call> #}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}",
+         HISTORY("\"Well.\""),
+         "user:?;assistant:Well.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\":1}}\n"
+         "</tool_call>;user:The function has returned:\n2;"},
+    };
+    (void)state;
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        char body[1024];
+        int status;
+        fixture_stop(&f);
+        fixture_init_template(&f, cases[i].source);
+        fixture_start(&f);
+        snprintf(body, sizeof(body), "{\"messages\":%s,\"max_tokens\":300}", cases[i].messages);
+        cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+        assert_int_equal(status, 200);
+        expect(json, "choices.0.message.content", cases[i].want);
+        cJSON_Delete(json);
+    }
+}
+
+/* A thought that was begun is gone on with, and ended. */
+static void test_reasoning__that_was_begun_goes_on(void **state)
+{
+    static const char source[] = "{# <think> #}{{ messages[0].content }}";
+    (void)state;
+    fixture_stop(&f);
+    fixture_init_template(&f, source);
+    fixture_start(&f);
+    int status;
+    /* The model echoes the prompt, which is "<think>Hm". */
+    cJSON *json = client_post_json(
+        f.port, "/v1/chat/completions",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a</think>b<think>Hm\"},"
+        "{\"role\":\"assistant\",\"content\":\"<think>Hm\"}],\"continue_final_message\":true}",
+        &status);
+    assert_int_equal(status, 200);
+    expect(json, "choices.0.message.reasoning_content", "a");
+    expect(json, "choices.0.message.content", "b<think>Hm");
+    cJSON_Delete(json);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -399,7 +515,10 @@ int main(void)
         cmocka_unit_test(test_functions__are_called_as_they_came),
         cmocka_unit_test(test_functions__streams_say_the_same),
         cmocka_unit_test(test_functions__refusals_name_the_place),
+        cmocka_unit_test(test_messages__blocks_end_before_the_next_begins),
         /* With other templates. */
+        cmocka_unit_test(test_history__has_the_form_that_the_template_knows),
+        cmocka_unit_test(test_reasoning__that_was_begun_goes_on),
         cmocka_unit_test(test_functions__the_history_is_that_of_tools),
         cmocka_unit_test(test_final__is_cut_behind_where_it_stands_last),
     };

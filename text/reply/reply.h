@@ -49,16 +49,25 @@ void kva_reply_read_template(const char *source, size_t length, struct kva_reply
  * as the token may be. */
 bool kva_reply_is_marker(enum kva_reply_style style, bool thinks, const char *text, size_t length);
 
-/* Whether a prompt ends within the reasoning of the reply that comes next. */
-bool kva_reply_is_thinking(const char *prompt, size_t length);
+/* Whether a prompt ends within the reasoning of the reply that comes next, whose beginning is at
+ * `begun` already (length: it has not begun). */
+bool kva_reply_is_thinking(const char *prompt, size_t length, size_t begun);
 
 /* For templates that take no tools: the first message, which is made if there is none of the system,
  * says what may be called and how. False: out of memory, or a text over bytes_max. */
 bool kva_reply_tell_tools(cJSON *messages, const cJSON *tools, bool required, size_t bytes_max);
 
-/* For those that know nothing of calls: the ones in the history become text, and their results what
- * the user says. False: as above. */
-bool kva_reply_tell_history(cJSON *messages, size_t bytes_max);
+/* What a template makes of the calls of earlier turns. */
+struct kva_reply_history {
+    bool known;             /* else they become text, and their results what the user says */
+    bool none_beside_calls; /* a message that calls has no content: else its calls are left out */
+    bool arguments_as_text; /* as JSON, not what it says */
+};
+
+/* Gives calls in the history, which have content and parsed arguments, the form that the template
+ * knows, or makes them text of the style. False: out of memory, or a text over bytes_max. */
+bool kva_reply_shape_history(cJSON *messages, const struct kva_reply_history *history,
+                             enum kva_reply_style style, size_t bytes_max);
 
 /* For those that do not name the role `developer`, OpenAI's newer word for `system`: many leave out
  * what has a role that they do not know. */

@@ -81,10 +81,18 @@ bool kva_reply_is_marker(enum kva_reply_style style, bool thinks, const char *te
     return false;
 }
 
-bool kva_reply_is_thinking(const char *prompt, size_t length)
+bool kva_reply_is_thinking(const char *prompt, size_t length, size_t begun)
 {
-    size_t mark = strlen(KVA_REPLY_THINK);
-    while (length > 0 && kva_reply_is_space(prompt[length - 1]))
-        length--;
-    return length >= mark && memcmp(prompt + length - mark, KVA_REPLY_THINK, mark) == 0;
+    const size_t mark = strlen(KVA_REPLY_THINK), end = strlen(KVA_REPLY_THINK_END);
+    for (size_t at = length; at > begun; at--) {
+        const char *here = prompt + at - 1;
+        size_t rest = length - (at - 1);
+        if (rest >= mark && memcmp(here, KVA_REPLY_THINK, mark) == 0)
+            return true;
+        if (rest >= end && memcmp(here, KVA_REPLY_THINK_END, end) == 0)
+            return false;
+    }
+    while (begun > 0 && kva_reply_is_space(prompt[begun - 1]))
+        begun--;
+    return begun >= mark && memcmp(prompt + begun - mark, KVA_REPLY_THINK, mark) == 0;
 }

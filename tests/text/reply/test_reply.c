@@ -364,8 +364,13 @@ static void test_template__shows_its_style(void **state KVA_UNUSED)
         assert_int_equal(traits.style, cases[i].style);
         assert_int_equal(traits.thinks, cases[i].thinks);
     }
-    assert_true(kva_reply_is_thinking("x<think>\n", 9));
-    assert_false(kva_reply_is_thinking("<think></think>", 15));
+    assert_true(kva_reply_is_thinking("x<think>\n", 9, 9));
+    assert_false(kva_reply_is_thinking("<think></think>", 15, 15));
+    /* What has begun decides, where it says anything of thoughts. */
+    assert_true(kva_reply_is_thinking("x<think>\nHm", 11, 9));
+    assert_true(kva_reply_is_thinking("x<think>Hm", 10, 1));
+    assert_false(kva_reply_is_thinking("x<think>Hm</think>So", 20, 8));
+    assert_false(kva_reply_is_thinking("<think>xSo", 10, 8));
     assert_true(kva_reply_is_marker(KVA_REPLY_MISTRAL, false, "[ARGS]", 6));
     assert_false(kva_reply_is_marker(KVA_REPLY_HERMES, false, "<think>", 7));
     assert_true(kva_reply_is_marker(KVA_REPLY_NONE, true, "</think>", 8));
@@ -378,7 +383,8 @@ static void test_tools__are_told_where_the_template_has_no_place_for_them(void *
         "[{\"function\":{\"name\":\"add\",\"arguments\":{\"a\":1}}}]},"
         "{\"role\":\"tool\",\"content\":\"3\"}]");
     cJSON *tools = cJSON_Parse("[{\"type\":\"function\",\"function\":{\"name\":\"add\"}}]");
-    assert_true(kva_reply_tell_history(messages, 1 << 16));
+    const struct kva_reply_history none = {.known = false};
+    assert_true(kva_reply_shape_history(messages, &none, KVA_REPLY_JSON, 1 << 16));
     assert_true(kva_reply_tell_tools(messages, tools, false, 1 << 16));
     char *text = cJSON_PrintUnformatted(messages);
     assert_non_null(
