@@ -105,13 +105,13 @@ static void describe_replies(const struct kva_config *config, struct kva_api_con
     bool thinks = config->reasoning_parser == 2;
     if (config->tool_parser > 0)
         style = (enum kva_reply_style)(config->tool_parser - 1);
-    kva_api_read_template(api, config->tool_parser > 0 ? &style : NULL,
-                          config->reasoning_parser > 0 ? &thinks : NULL);
-    if (api->chat_template)
+    kva_api_read_templates(api, config->tool_parser > 0 ? &style : NULL,
+                           config->reasoning_parser > 0 ? &thinks : NULL);
+    if (api->chat.compiled)
         kva_log(KVA_LOG_INFO, "replies       calls as %s%s%s",
-                kva_reply_style_name(api->reply.style),
-                api->reply.thinks ? ", reasoning in <think>" : "",
-                api->template_takes_tools ? "" : "; the template takes no tools, they are told");
+                kva_reply_style_name(api->chat.reply.style),
+                api->chat.reply.thinks ? ", reasoning in <think>" : "",
+                api->chat.takes_tools ? "" : "; the template takes no tools, they are told");
 }
 
 /* What the operator says wins over the model's files. */
@@ -152,7 +152,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         .model_ids = {instance->name},
         .model_id_count = 1,
         .tokenizer = instance->tokenizer,
-        .chat_template = instance->chat_template,
+        .chat.compiled = instance->chat_template,
         .headless = instance->model->headless,
         .context_max = instance->engine->limits.context_max,
         .vocab_size = instance->model->config.vocab_size,
@@ -192,11 +192,16 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
 static void create_grammars(struct serve *serve, struct kva_api_config *api)
 {
     const struct kva_config *config = serve->config;
-    const uint32_t marker = (uint32_t)api->reply_marker;
+    const int32_t ids[] = {api->chat.reply_marker, api->tool_use.reply_marker};
+    uint32_t markers[KVA_COUNT_OF(ids)], marker_count = 0;
+    for (size_t i = 0; i < KVA_COUNT_OF(ids); i++) {
+        if (ids[i] >= 0 && (i == 0 || ids[i] != ids[0]))
+            markers[marker_count++] = (uint32_t)ids[i];
+    }
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const struct kva_grammars_params params = {
-        .vocab = {api->tokenizer, api->vocab_size, api->eos_ids, api->eos_count, &marker,
-                  api->reply_marker >= 0},
+        .vocab = {api->tokenizer, api->vocab_size, api->eos_ids, api->eos_count, markers,
+                  marker_count},
         .limits = {config->grammar_time_ms * KVA_NS_PER_MS, config->grammar_bytes,
                    config->grammar_text_bytes},
         .work = {MASK_TIME_NS, MASK_BYTES},

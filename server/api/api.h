@@ -46,22 +46,27 @@ struct kva_api_limits {
     size_t arena_bytes_max; /* of one call, without the JSON tree */
 };
 
+/* A chat template and what it shows: kva_api_read_template. */
+struct kva_api_template {
+    const struct kva_template *compiled; /* NULL: there is none */
+    struct kva_reply_traits reply;       /* how replies are read */
+    struct kva_reply_history history;
+    bool takes_tools;
+    bool knows_developers;
+    int32_t reply_marker; /* the style's marker, where it is a special token; else -1 */
+};
+
 /* What is served, constant while it is served. Strings and arrays are borrowed. */
 struct kva_api_config {
     const char *model_ids[KVA_API_MODEL_IDS_MAX]; /* the first is the one that answers name */
     uint32_t model_id_count;
     const struct kva_tokenizer *tokenizer;
-    const struct kva_template *chat_template;          /* NULL: no chat */
+    struct kva_api_template chat;     /* without one there are no chats */
+    struct kva_api_template tool_use; /* of chats with tools; without one they have the other */
     const struct kva_template_limits *template_limits; /* NULL: the defaults */
-    /* How replies are read, and what the template shows: kva_api_read_template. */
-    struct kva_reply_traits reply;
-    bool template_takes_tools;
-    struct kva_reply_history history;
-    bool template_knows_developers;
-    int32_t reply_marker;     /* the style's marker, where it is a special token; else -1 */
-    bool headless;            /* the model makes vectors and no text */
-    uint32_t context_max;     /* prompt + output tokens */
-    uint32_t vocab_size;      /* ids below this exist */
+    bool headless;                                     /* the model makes vectors and no text */
+    uint32_t context_max;                              /* prompt + output tokens */
+    uint32_t vocab_size;                               /* ids below this exist */
     uint32_t token_bytes_max; /* of any token: a text of more bytes than the context can have is
                                  refused unread; 0: not known */
     const uint32_t *eos_ids;
@@ -93,10 +98,10 @@ void kva_api_limits_default(struct kva_api_limits *limits);
 KVA_MUST_CHECK enum kva_status kva_api_limits_set(struct kva_api_limits *limits, const char *text,
                                                   struct kva_err *err);
 
-/* Fills in config->reply and what follows it; chat_template and tokenizer are there. What the operator
- * says wins over the template: `style` or `thinks` NULL, it says nothing. */
-void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_style *style,
-                           const bool *thinks);
+/* Fills in what the compiled templates show; they and the tokenizer are there. What the operator says
+ * wins over them: `style` or `thinks` NULL, it says nothing. */
+void kva_api_read_templates(struct kva_api_config *config, const enum kva_reply_style *style,
+                            const bool *thinks);
 
 enum kva_api_route {
     KVA_API_COMPLETION,
@@ -176,6 +181,7 @@ struct kva_api_call {
     const cJSON *messages;
     const cJSON *documents;
     const cJSON *template_kwargs;
+    const struct kva_api_template *chat_template; /* one of the configuration's */
     bool add_generation_prompt;
     bool continue_final; /* the prompt ends with the last message, which the answer goes on with */
     bool add_special_tokens;

@@ -6,7 +6,7 @@
 bool kva_api_makes_grammar(const struct kva_api_config *config, const struct kva_api_call *call)
 {
     /* Which grammar it is of a model that thinks is not known before the prompt is rendered. */
-    bool unknown = call->tools.count > 0 && config->reply.thinks;
+    bool unknown = call->tools.count > 0 && call->chat_template->reply.thinks;
     return call->format.field && config->grammars &&
            (unknown || !kva_grammars_holds(config->grammars, &call->format.source));
 }

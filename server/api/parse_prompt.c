@@ -184,13 +184,19 @@ static uint32_t count_values(const char *text)
     return count;
 }
 
+/* Whether all templates do: which one it will be is not known yet. */
+static bool want_text(const struct kva_api_config *config)
+{
+    return config->chat.history.arguments_as_text &&
+           (!config->tool_use.compiled || config->tool_use.history.arguments_as_text);
+}
+
 /* The arguments of a call that the assistant made are a string of JSON in OpenAI's API, and what it
  * says in templates, but for those that want the string. What is not JSON stays one. */
 static enum kva_status parse_arguments(struct kva_api_parser *p, cJSON *function, const char *place)
 {
     const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(function, "arguments");
-    if (!cJSON_IsString(arguments) ||
-        (p->config->history.arguments_as_text && arguments->valuestring[0]))
+    if (!cJSON_IsString(arguments) || (want_text(p->config) && arguments->valuestring[0]))
         return KVA_OK;
     const char *text = arguments->valuestring[0] ? arguments->valuestring : "{}";
     struct kva_json_limits limits = p->config->limits.json;

@@ -197,7 +197,7 @@ static enum kva_status check_prompts(struct kva_api_parser *p)
         return kva_fail_param(p->err, KVA_EINVAL, "prompt", "'prompt' or 'messages' is missing.");
     if (call->route == KVA_API_DETOKENIZE && !call->prompts)
         return kva_fail_param(p->err, KVA_EINVAL, "tokens", "'tokens' is missing.");
-    if (call->messages && !p->config->chat_template)
+    if (call->messages && !p->config->chat.compiled)
         return kva_fail_param(p->err, KVA_EUNSUPPORTED, "messages",
                               "The model '%.200s' has no chat template; use /v1/completions.",
                               p->config->model_ids[0]);

@@ -25,7 +25,7 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     struct kva_template_control control = {.cancelled = call->abandoned};
     struct kva_template_input input = {
         .messages = call->messages,
-        .tools = config->template_takes_tools ? call->tools.list : NULL,
+        .tools = call->chat_template->takes_tools ? call->tools.list : NULL,
         .documents = call->documents,
         .extra = call->template_kwargs,
         .add_generation_prompt = call->add_generation_prompt,
@@ -36,16 +36,17 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     uint64_t begin_ns = kva_time_ns();
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(call->json, "messages");
     size_t bytes_max = config->limits.arena_bytes_max;
-    if (!config->template_knows_developers)
+    if (!call->chat_template->knows_developers)
         kva_reply_rename_developers(messages);
-    bool told = kva_reply_shape_history(messages, &config->history, config->reply.style, bytes_max);
-    if (call->tools.list && !config->template_takes_tools)
+    bool told = kva_reply_shape_history(messages, &call->chat_template->history,
+                                        call->chat_template->reply.style, bytes_max);
+    if (call->tools.list && !call->chat_template->takes_tools)
         told = told &&
                kva_reply_tell_tools(messages, call->tools.list, call->tools.required, bytes_max);
     if (!told)
         return kva_fail_param(err, KVA_ENOMEM, "messages", "Out of memory for the messages.");
-    enum kva_status status =
-        kva_template_render(config->chat_template, &input, config->template_limits, text, err);
+    enum kva_status status = kva_template_render(call->chat_template->compiled, &input,
+                                                 config->template_limits, text, err);
     call->template_ns = kva_time_ns() - begin_ns;
     call->template_steps = control.steps;
     call->template_failed = status != KVA_OK && status != KVA_ECANCELLED;
@@ -215,7 +216,7 @@ static enum kva_status encode_chat(const struct kva_api_config *config, struct k
     if (status == KVA_OK && call->continue_final)
         status = cut_behind_final(call, &text, &begun, err);
     if (status == KVA_OK) {
-        call->thinking = config->reply.thinks && text.length > 0 &&
+        call->thinking = call->chat_template->reply.thinks && text.length > 0 &&
                          kva_reply_is_thinking(text.data, text.length, begun);
         call->prompt_count = 1;
         status =

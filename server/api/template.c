@@ -28,8 +28,8 @@ void kva_api_tell_template(const struct kva_tokenizer *tokenizer, struct kva_tem
 #define VALUE "kvahead_answers"
 
 /* Whether the name and an argument of a call are in what the template makes of it, in that form. */
-static bool tells_call(const struct kva_api_config *config, const struct kva_reply_history *form,
-                       bool *failed)
+static bool tells_call(const struct kva_api_config *config, const struct kva_template *compiled,
+                       const struct kva_reply_history *form, bool *failed)
 {
     char text[512];
     snprintf(text, sizeof(text),
@@ -46,8 +46,8 @@ static bool tells_call(const struct kva_api_config *config, const struct kva_rep
     struct kva_buf out;
     kva_api_tell_template(config->tokenizer, &input);
     kva_buf_init(&out, KVA_TEMPLATE_OUTPUT_BYTES_MAX);
-    *failed = !messages || kva_template_render(config->chat_template, &input,
-                                               config->template_limits, &out, NULL) != KVA_OK;
+    *failed = !messages ||
+              kva_template_render(compiled, &input, config->template_limits, &out, NULL) != KVA_OK;
     bool told = !*failed && out.length > 0 && memmem(out.data, out.length, NAME, strlen(NAME)) &&
                 memmem(out.data, out.length, VALUE, strlen(VALUE));
     kva_buf_finish(&out);
@@ -58,14 +58,15 @@ static bool tells_call(const struct kva_api_config *config, const struct kva_rep
 /* The first form in which the template writes calls. One that writes none in any form, as DeepSeek's
  * where content is not none, would leave them out without a word; of one that refuses the
  * conversation whatever its form nothing is known. */
-static struct kva_reply_history ask_history(const struct kva_api_config *config)
+static struct kva_reply_history ask_history(const struct kva_api_config *config,
+                                            const struct kva_template *compiled)
 {
     bool refused = true;
     for (unsigned form = 0; form < 4; form++) {
         struct kva_reply_history history = {
             .known = true, .none_beside_calls = form & 1, .arguments_as_text = form & 2};
         bool failed;
-        if (tells_call(config, &history, &failed))
+        if (tells_call(config, compiled, &history, &failed))
             return history;
         refused = refused && failed;
     }
@@ -82,8 +83,7 @@ static bool names_developers(const char *source, size_t length)
            memmem(source, length, strings[1], strlen(strings[1])) != NULL;
 }
 
-void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_style *style,
-                           const bool *thinks)
+static int32_t marker_of(const struct kva_api_config *config, enum kva_reply_style style)
 {
     static const char *const markers[KVA_REPLY_STYLE_COUNT] = {
         [KVA_REPLY_HERMES] = "<tool_call>",
@@ -91,27 +91,38 @@ void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_s
         [KVA_REPLY_MISTRAL] = "[TOOL_CALLS]",
         [KVA_REPLY_XML] = "<tool_call>",
     };
+    const char *marker = markers[style];
+    int32_t id = marker ? kva_tokenizer_lookup(config->tokenizer, marker, strlen(marker)) : -1;
+    bool special = id >= 0 && (uint32_t)id < config->vocab_size &&
+                   kva_tokenizer_is_special(config->tokenizer, id);
+    return special ? id : -1;
+}
+
+static struct kva_api_template read_template(const struct kva_api_config *config,
+                                             const struct kva_template *compiled,
+                                             const enum kva_reply_style *style, const bool *thinks)
+{
+    struct kva_api_template t = {.compiled = compiled, .reply = {.style = KVA_REPLY_NONE}};
     size_t length = 0;
-    config->reply = (struct kva_reply_traits){.style = KVA_REPLY_NONE};
-    config->template_takes_tools = false;
-    config->history = (struct kva_reply_history){.known = false};
-    config->template_knows_developers = false;
-    config->reply_marker = -1;
-    if (config->chat_template) {
-        const char *source = kva_template_source(config->chat_template, &length);
-        kva_reply_read_template(source, length, &config->reply);
-        config->template_takes_tools = kva_template_mentions(config->chat_template, "tools");
+    if (compiled) {
+        const char *source = kva_template_source(compiled, &length);
+        kva_reply_read_template(source, length, &t.reply);
+        t.takes_tools = kva_template_mentions(compiled, "tools");
         if (memmem(source, length, "tool", 4))
-            config->history = ask_history(config);
-        config->template_knows_developers = names_developers(source, length);
+            t.history = ask_history(config, compiled);
+        t.knows_developers = names_developers(source, length);
     }
     if (style)
-        config->reply.style = *style;
+        t.reply.style = *style;
     if (thinks)
-        config->reply.thinks = *thinks;
-    const char *marker = markers[config->reply.style];
-    int32_t id = marker ? kva_tokenizer_lookup(config->tokenizer, marker, strlen(marker)) : -1;
-    if (id >= 0 && (uint32_t)id < config->vocab_size &&
-        kva_tokenizer_is_special(config->tokenizer, id))
-        config->reply_marker = id;
+        t.reply.thinks = *thinks;
+    t.reply_marker = marker_of(config, t.reply.style);
+    return t;
+}
+
+void kva_api_read_templates(struct kva_api_config *config, const enum kva_reply_style *style,
+                            const bool *thinks)
+{
+    config->chat = read_template(config, config->chat.compiled, style, thinks);
+    config->tool_use = read_template(config, config->tool_use.compiled, style, thinks);
 }

@@ -289,24 +289,25 @@ static bool any_is_strict(const struct kva_api_tools *tools)
 }
 
 /* A tag that no grammar could say would keep the model from thinking. */
-static bool thought_is_text(const struct kva_api_config *config)
+static bool thought_is_text(const struct kva_api_config *config, const struct kva_api_call *call)
 {
     int32_t id = kva_tokenizer_lookup(config->tokenizer, "<think>", strlen("<think>"));
-    return !config->reply.thinks || id < 0 || !kva_tokenizer_is_special(config->tokenizer, id);
+    return !call->chat_template->reply.thinks || id < 0 ||
+           !kva_tokenizer_is_special(config->tokenizer, id);
 }
 
 static struct kva_reply_rules rules_of(const struct kva_api_config *config,
                                        const struct kva_api_call *call)
 {
     return (struct kva_reply_rules){
-        .style = config->reply.style,
+        .style = call->chat_template->reply.style,
         .functions = call->tools.functions,
         .function_count = call->tools.count,
         .required = call->tools.required,
         .parallel = call->tools.parallel,
-        .thinks = config->reply.thinks && thought_is_text(config),
+        .thinks = call->chat_template->reply.thinks && thought_is_text(config, call),
         .thinking = call->thinking,
-        .marker_token = config->reply_marker,
+        .marker_token = call->chat_template->reply_marker,
         .answer = call->tools.answer,
         .answer_strict = call->tools.answer_strict,
         .answer_place = call->tools.answer_field,
@@ -370,6 +371,8 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
         status = read_tools(p);
     if (status == KVA_OK && p->tool_choice)
         status = read_choice(p);
+    if (tools->list && config->tool_use.compiled)
+        call->chat_template = &config->tool_use;
     if (status != KVA_OK || tools->count == 0 || call->route == KVA_API_TOKENIZE)
         return status;
     tools->names = kva_arena_calloc(&call->arena, tools->count, sizeof(*tools->names));
@@ -380,7 +383,7 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
         tools->names[i] = tools->functions[i].name;
         tools->schemas[i] = tools->functions[i].parameters;
     }
-    if (tools->required && config->reply.style == KVA_REPLY_NONE)
+    if (tools->required && call->chat_template->reply.style == KVA_REPLY_NONE)
         return kva_fail_param(p->err, KVA_EUNSUPPORTED,
                               tools->legacy ? "function_call" : "tool_choice",
                               "The request asks for a call, but this server looks for none "
@@ -389,10 +392,10 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
     const struct kva_reply_rules rules = rules_of(config, call);
     enum kva_reply_bound bound = kva_reply_bound_of(&rules);
     bool must = tools->required || tools->answer || any_is_strict(tools);
-    bool may = thought_is_text(config) && config->grammars;
+    bool may = thought_is_text(config, call) && config->grammars;
     if (status != KVA_OK || bound == KVA_REPLY_FREE || (!must && !may))
         return status;
     tools->bound = bound;
-    tools->thoughtless = !thought_is_text(config);
+    tools->thoughtless = !thought_is_text(config, call);
     return set_format(config, call, p->err);
 }

@@ -72,7 +72,7 @@ void kva_usage_json(struct kva_buf *out, const struct kva_answer *answer)
                    (unsigned long long)(sum.prompt_tokens + sum.output_tokens));
     kva_buf_printf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%llu}",
                    (unsigned long long)sum.cached_tokens);
-    if (answer->config->reply.thinks && answer->call->route != KVA_API_COMPLETION)
+    if (answer->call->chat_template->reply.thinks && answer->call->route != KVA_API_COMPLETION)
         kva_buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%llu}",
                        (unsigned long long)kva_answer_reasoning_tokens(answer));
     /* Truncation is always reported, asked for or not. */

@@ -68,13 +68,13 @@ static bool may_think(const struct kva_answer *answer)
 {
     const struct kva_api_call *call = answer->call;
     bool bare = call->format.field && call->tools.bound == KVA_REPLY_FREE;
-    return answer->config->reply.thinks && !bare && !call->tools.thoughtless;
+    return call->chat_template->reply.thinks && !bare && !call->tools.thoughtless;
 }
 
 bool kva_choice_reply_init(const struct kva_answer *answer, struct kva_choice_out *choice)
 {
     const struct kva_api_call *call = answer->call;
-    const struct kva_reply_traits *traits = &answer->config->reply;
+    const struct kva_reply_traits *traits = &answer->call->chat_template->reply;
     bool calls = call->tools.count > 0 && traits->style != KVA_REPLY_NONE;
     bool thinks = may_think(answer);
     if (call->route == KVA_API_COMPLETION || (!calls && !thinks))
@@ -114,7 +114,7 @@ bool kva_choice_reply_needs(const struct kva_answer *answer, const struct kva_ch
     if (!choice->reply || !kva_tokenizer_is_special(tokenizer, (int32_t)token))
         return false;
     const char *text = kva_tokenizer_token_string(tokenizer, (int32_t)token, &length);
-    const struct kva_reply_traits *traits = &answer->config->reply;
+    const struct kva_reply_traits *traits = &answer->call->chat_template->reply;
     enum kva_reply_style style = choice->name_count > 0 ? traits->style : KVA_REPLY_NONE;
     return text && kva_reply_is_marker(style, may_think(answer), text, length);
 }

@@ -97,7 +97,7 @@ void fixture_api_config(struct kva_api_config *config, struct kva_tokenizer *tok
         .model_ids = {"echo", "org/echo-alias"},
         .model_id_count = 2,
         .tokenizer = tokenizer,
-        .chat_template = chat_template,
+        .chat.compiled = chat_template,
         .context_max = 8192,
         .vocab_size = 265,
         .eos_ids = eos_ids,
@@ -116,7 +116,7 @@ void fixture_api_config(struct kva_api_config *config, struct kva_tokenizer *tok
     config->normalise = true;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
         config->kv_specs[id] = kva_kv_spec_default((enum kva_kv_policy_id)id);
-    kva_api_read_template(config, NULL, NULL);
+    kva_api_read_templates(config, NULL, NULL);
 }
 
 uint32_t fixture_echo(void *opaque, const struct kva_sequence_params *params, uint32_t index)
@@ -176,8 +176,8 @@ void fixture_init_template(struct server_fixture *f, const char *source)
     fixture_init(f);
     kva_template_destroy(f->chat_template);
     must(kva_template_compile(source, strlen(source), &f->chat_template, &err), &err, "template");
-    f->backend.api.chat_template = f->chat_template;
-    kva_api_read_template(&f->backend.api, NULL, NULL);
+    f->backend.api.chat.compiled = f->chat_template;
+    kva_api_read_templates(&f->backend.api, NULL, NULL);
 }
 
 void fixture_start(struct server_fixture *f)

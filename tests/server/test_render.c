@@ -30,7 +30,7 @@ static void start(void)
                      KVA_OK);
     kva_template_limits_default(&limits);
     limits.steps_max = UINT64_MAX;
-    f.backend.api.chat_template = f.chat_template;
+    f.backend.api.chat.compiled = f.chat_template;
     f.backend.api.template_limits = &limits;
     f.params.workers = 1;
     fixture_start(&f);
