@@ -134,6 +134,8 @@ static enum kva_status open_texts(struct kva_cli_instance *instance,
                 "the tokenizer has ids up to %u, the model only %u embeddings: prompts with "
                 "larger ids are refused",
                 vocab - 1, instance->model->config.vocab_size);
+    /* Descendants of a model often say only there what they were trained to end with. */
+    kva_model_config_add_eos(&instance->model->config, kva_tokenizer_eos(instance->tokenizer));
     if (config->chat_template)
         return kva_template_load_file(config->chat_template, &instance->chat_template, err);
     status = kva_template_load(config->model, NULL, &instance->chat_template, err);

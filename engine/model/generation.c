@@ -48,6 +48,15 @@ static enum kva_status parse_special_ids(const struct kva_fields *config_fields,
     return status;
 }
 
+void kva_model_config_add_eos(struct kva_model_config *config, int64_t id)
+{
+    bool there = id < 0 || id >= config->vocab_size || config->eos_count == KVA_MODEL_EOS_MAX;
+    for (uint32_t i = 0; i < config->eos_count && !there; i++)
+        there = config->eos_ids[i] == id;
+    if (!there)
+        config->eos_ids[config->eos_count++] = (uint32_t)id;
+}
+
 enum kva_status kva_generation_parse(const struct kva_fields *config,
                                      const struct kva_fields *generation,
                                      struct kva_model_spec *spec)

@@ -56,7 +56,8 @@ struct kva_model_config {
     uint32_t *layer_window; /* [layer_count] sliding window: a token sees so many, itself included;
                                0: full attention */
     enum kva_dtype dtype;   /* torch_dtype: what 16-bit format the KV cache takes by default */
-    uint32_t eos_ids[KVA_MODEL_EOS_MAX]; /* generation_config.json, else config.json */
+    uint32_t eos_ids[KVA_MODEL_EOS_MAX]; /* generation_config.json, else config.json,
+                                            and what kva_model_config_add_eos added */
     uint32_t eos_count;
     int64_t bos_id; /* -1: none */
 };
@@ -167,6 +168,10 @@ KVA_MUST_CHECK enum kva_status kva_model_check(const struct kva_model *model, st
 /* Appends to `out` which files of a model the folder lacks, for people; nothing if it has all, or if
  * it is none. */
 void kva_model_folder_lacks(const char *path, struct kva_buf *out);
+
+/* One more id that ends a text; not if it is there already, has no embedding (-1 has none), or
+ * KVA_MODEL_EOS_MAX are there. */
+void kva_model_config_add_eos(struct kva_model_config *config, int64_t id);
 
 /* Bytes of one token's keys and values in 16 bits, all layers. */
 size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config);

@@ -72,3 +72,19 @@ def test_folder__ids_without_embeddings_are_refused_in_prompts(servers, tmp_path
     plain = server.post("/v1/completions", body).json()["choices"][0]["text"]
     banned = server.post("/v1/completions", {**body, "bad_words": ["<late>"]}).json()["choices"][0]["text"]
     assert plain == banned
+
+
+def test_folder__its_tokenizer_s_own_end_ends_a_text(servers, tmp_path):
+    """Descendants of a base model keep its generation_config.json, and say in tokenizer_config.json what they end with."""
+    folder = copy_of_the_model(tmp_path / "model")
+    files = {name: json.loads((folder / name).read_text()) for name in ("config.json", "generation_config.json")}
+    for name, fields in files.items():
+        (folder / name).write_text(json.dumps(fields | {"eos_token_id": fields["pad_token_id"]}))
+    body = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 400, "temperature": 0}
+    answers = [servers.start(model=model).post("/v1/chat/completions", body).json() for model in (MODEL, folder)]
+    assert answers[0]["choices"][0]["finish_reason"] == "stop"
+    assert answers[1]["choices"] == answers[0]["choices"] and answers[1]["usage"] == answers[0]["usage"]
+    prompt = "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n"
+    texts = [command("generate", "--model", model, "--max-tokens", "400", "--temperature", "0", prompt).stdout
+             for model in (MODEL, folder)]
+    assert texts[0] and texts[1] == texts[0]

@@ -485,6 +485,20 @@ static void test_config__generation_defaults_and_ids(void **state KVA_UNUSED)
     kva_model_config_finish(&spec.config);
 }
 
+static void test_config__ends_are_added_once_and_where_there_is_room(void **state KVA_UNUSED)
+{
+    struct kva_model_config config = {.vocab_size = 100, .eos_ids = {7}, .eos_count = 1};
+    const int64_t ids[] = {-1, 7, 100, INT64_MAX, 99, 0, 99};
+    for (size_t i = 0; i < KVA_COUNT_OF(ids); i++)
+        kva_model_config_add_eos(&config, ids[i]);
+    assert_int_equal(config.eos_count, 3);
+    assert_true(config.eos_ids[0] == 7 && config.eos_ids[1] == 99 && config.eos_ids[2] == 0);
+    for (int64_t id = 20; id < 60; id++)
+        kva_model_config_add_eos(&config, id);
+    assert_int_equal(config.eos_count, KVA_MODEL_EOS_MAX);
+    assert_int_equal(config.eos_ids[KVA_MODEL_EOS_MAX - 1], 32);
+}
+
 struct refusal {
     const char *architecture, *extra;
     enum kva_status status;
@@ -681,6 +695,7 @@ int main(void)
         cmocka_unit_test(test_config__windows),
         cmocka_unit_test(test_config__biases_norms_and_head_shapes),
         cmocka_unit_test(test_config__generation_defaults_and_ids),
+        cmocka_unit_test(test_config__ends_are_added_once_and_where_there_is_room),
         cmocka_unit_test(test_config__refusals_name_the_field),
         cmocka_unit_test(test_config__needed_numbers_have_ranges),
         cmocka_unit_test(test_config__family_comes_from_architectures_or_model_type),
