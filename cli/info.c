@@ -18,7 +18,8 @@ int kva_cli_info(const struct kva_config *config, const struct kva_string_list *
     kva_model_describe(instance.model, &text);
     kva_buf_printf(&text, "device        %s%s%s\n", kva_device_get_info(instance.device)->name,
                    instance.device_why[0] ? "; " : "", instance.device_why);
-    kva_buf_printf(&text, "chat template %s\n", instance.chat_template ? "yes" : "none");
+    kva_buf_printf(&text, "chat template %s%s\n", instance.chat_template ? "yes" : "none",
+                   instance.tool_template ? ", another for tools" : "");
     kva_model_engine_describe(instance.engine, instance.kv.specs, &text);
     fputs(text.data ? text.data : "", stdout);
     kva_buf_finish(&text);

@@ -122,6 +122,18 @@ static enum kva_status load_skew(struct kva_cli_instance *instance, const struct
     return kva_skew_load(instance->model, &params, err);
 }
 
+/* Templates that the model has; an option's is for all requests. */
+static enum kva_status open_templates(struct kva_cli_instance *instance,
+                                      const struct kva_config *config, struct kva_err *err)
+{
+    if (config->chat_template)
+        return kva_template_load_file(config->chat_template, &instance->chat_template, err);
+    enum kva_status status = kva_template_load(config->model, NULL, &instance->chat_template, err);
+    if (!status || status == KVA_ENOTFOUND)
+        status = kva_template_load(config->model, "tool_use", &instance->tool_template, err);
+    return status == KVA_ENOTFOUND ? KVA_OK : status;
+}
+
 static enum kva_status open_texts(struct kva_cli_instance *instance,
                                   const struct kva_config *config, struct kva_err *err)
 {
@@ -136,10 +148,7 @@ static enum kva_status open_texts(struct kva_cli_instance *instance,
                 vocab - 1, instance->model->config.vocab_size);
     /* Descendants of a model often say only there what they were trained to end with. */
     kva_model_config_add_eos(&instance->model->config, kva_tokenizer_eos(instance->tokenizer));
-    if (config->chat_template)
-        return kva_template_load_file(config->chat_template, &instance->chat_template, err);
-    status = kva_template_load(config->model, NULL, &instance->chat_template, err);
-    return status == KVA_ENOTFOUND ? KVA_OK : status;
+    return open_templates(instance, config, err);
 }
 
 /* Where the CUDA module may be: installed, beside the program, or in the build folder. The first
@@ -465,6 +474,7 @@ void kva_cli_instance_close(struct kva_cli_instance *instance)
     kva_cli_cluster_close(instance->cluster);
     kva_model_engine_destroy(instance->engine);
     kva_template_destroy(instance->chat_template);
+    kva_template_destroy(instance->tool_template);
     kva_tokenizer_destroy(instance->tokenizer);
     kva_model_close(instance->model);
     kva_device_close(instance->device);

@@ -23,6 +23,8 @@ struct kva_cli_instance {
     struct kva_model *model;
     struct kva_tokenizer *tokenizer;
     struct kva_template *chat_template; /* NULL: the model has none */
+    struct kva_template *tool_template; /* the model's own for requests with tools, beside its
+                                         * default ("tool_use"); NULL: that is for all requests */
     struct kva_engine *engine;
     struct kva_cli_cluster *cluster; /* cluster.h; NULL: it is in none */
     const atomic_bool *cancelled;    /* while it is opened; or NULL */

@@ -152,6 +152,15 @@ static bool is_pooling(const char *file)
            strncmp(slash - 8, "_Pooling", 8) == 0;
 }
 
+/* What a model has beside its default: "additional_chat_templates/tool_use.jinja". */
+static bool is_template(const char *file)
+{
+    static const char folder[] = "additional_chat_templates/";
+    size_t length = strlen(folder);
+    return strncmp(file, folder, length) == 0 && !strchr(file + length, '/') &&
+           ends_with(file, ".jinja");
+}
+
 static enum kva_status choose_checkpoint(const struct kva_hub_listing *listing,
                                          const char *repository, struct kva_hub_choice *choice,
                                          struct kva_err *err)
@@ -175,7 +184,7 @@ static enum kva_status choose_checkpoint(const struct kva_hub_listing *listing,
             status = add(choice, others[i], err);
     }
     for (size_t i = 0; i < listing->count && !status; i++) {
-        if (is_pooling(listing->files[i]))
+        if (is_pooling(listing->files[i]) || is_template(listing->files[i]))
             status = add(choice, listing->files[i], err);
     }
     bool old = !kva_hub_listing_has(listing, "tokenizer.json");

@@ -88,3 +88,21 @@ def test_folder__its_tokenizer_s_own_end_ends_a_text(servers, tmp_path):
     texts = [command("generate", "--model", model, "--max-tokens", "400", "--temperature", "0", prompt).stdout
              for model in (MODEL, folder)]
     assert texts[0] and texts[1] == texts[0]
+
+
+def test_folder__a_template_for_tools_is_kept_beside_the_default(tmp_path):
+    folder = copy_of_the_model(tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert "chat template yes\n" in command("info", "--model", folder).stdout
+    templates = {"default": settings["chat_template"], "tool_use": "{{ tools | tojson }}"}
+    named = [{"name": name, "template": text} for name, text in templates.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": named}))
+    assert "chat template yes, another for tools\n" in command("info", "--model", folder).stdout
+    file = folder / "additional_chat_templates" / "tool_use.jinja"
+    file.parent.mkdir()
+    file.write_text("{{ tools")
+    assert str(file) in why(folder)
+    # One that is given is for all requests.
+    (tmp_path / "own.jinja").write_text(templates["default"])
+    done = command("generate", "--model", folder, "--chat-template", tmp_path / "own.jinja", "--max-tokens", "1", "Once")
+    assert done.returncode == 0, done

@@ -116,6 +116,17 @@ def test_checkpoint__of_vectors_with_what_pools_them(place):
     assert not [name for name in others if (path / name).exists()]
 
 
+def test_checkpoint__with_its_templates_for_more_than_chats(place):
+    templates = {f"additional_chat_templates/{name}.jinja": name.encode() for name in ("tool_use", "rag")}
+    others = dict.fromkeys(("additional_chat_templates/README.md", "additional_chat_templates/x/tool_use.jinja",
+                            "x/additional_chat_templates/tool_use.jinja", "tool_use.jinja"), b"not wanted")
+    place.add(CHECKPOINT | templates | others)
+    path = place.pull()
+    for name, data in templates.items():
+        assert (path / name).read_bytes() == data
+    assert not [name for name in others if (path / name).exists()]
+
+
 @pytest.mark.parametrize("tokenizer", [["tokenizer.model"], ["vocab.json", "merges.txt"]])
 def test_checkpoint__of_an_older_tokenizer(place, tokenizer):
     old = {name: b"x" for name in [*tokenizer, "added_tokens.json"]}
