@@ -3,6 +3,7 @@
 
 #include "engine/model/gguf_family.h"
 #include "engine/model/limits.h"
+#include "gguf/marks.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -337,19 +338,6 @@ static enum kva_status settle(struct reader *r)
 
 /* ---- tokens that end a text, and sampling defaults ------------------------------------------- */
 
-/* Marks of the end that models are trained to write, whichever of them the file calls EOS. */
-static bool ends_text(const char *text, size_t length)
-{
-    static const char *const marks[] = {
-        "<|endoftext|>", "<|end_of_text|>", "<|im_end|>",    "<|eot_id|>",
-        "<|eom_id|>",    "<|end|>",         "<end_of_turn>", "<|endofturn|>",
-    };
-    for (size_t i = 0; i < KVA_COUNT_OF(marks); i++)
-        if (strlen(marks[i]) == length && memcmp(marks[i], text, length) == 0)
-            return true;
-    return false;
-}
-
 static enum kva_status add_end(const struct reader *r, cJSON *ends, int64_t id)
 {
     const cJSON *item;
@@ -365,23 +353,17 @@ static enum kva_status add_end(const struct reader *r, cJSON *ends, int64_t id)
     return no_memory(r);
 }
 
-/* Tokens of type control or user-defined. */
 static enum kva_status add_marks(const struct reader *r, cJSON *ends)
 {
-    enum { CONTROL = 3, USER_DEFINED = 4 };
     const struct kva_gguf_field *tokens = kva_gguf_find(r->gguf, "tokenizer.ggml.tokens");
-    const struct kva_gguf_field *types = kva_gguf_find(r->gguf, "tokenizer.ggml.token_type");
     const char *text;
     size_t length;
     enum kva_status status = KVA_OK;
-    if (!tokens || !types)
+    if (!tokens)
         return KVA_OK;
     struct kva_gguf_strings strings = kva_gguf_strings(r->gguf, tokens);
     for (uint64_t id = 0; !status && kva_gguf_strings_next(&strings, &text, &length); id++) {
-        int64_t type = 0;
-        if (ends_text(text, length) && kva_gguf_whole(r->gguf, types, id, &type) &&
-            (type == CONTROL || type == USER_DEFINED) &&
-            cJSON_GetArraySize(ends) < KVA_MODEL_EOS_MAX)
+        if (kva_gguf_mark_ends_text(text, length) && cJSON_GetArraySize(ends) < KVA_MODEL_EOS_MAX)
             status = add_end(r, ends, (int64_t)id);
     }
     return status;

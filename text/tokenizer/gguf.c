@@ -6,6 +6,7 @@
 
 #include "base/utf8.h"
 #include "gguf/gguf.h"
+#include "gguf/marks.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -213,7 +214,9 @@ static enum kva_status read_token(struct reader *r, uint32_t id, struct kva_gguf
         return kva_tok_complain(&r->place, KVA_EFORMAT,
                                 "%s has an entry, that of token %u, which is no number",
                                 scores->key, id);
-    r->pieces.items[id].type = (uint8_t)(type == 0 ? KVA_PIECE_NORMAL : type);
+    if (type == 0 || type == KVA_PIECE_NORMAL)
+        type = kva_gguf_mark_is(text, length) ? KVA_PIECE_CONTROL : KVA_PIECE_NORMAL;
+    r->pieces.items[id].type = (uint8_t)type;
     r->pieces.items[id].score = (float)score;
     return kva_pieces_set_text(&r->pieces, id, text, length);
 }
@@ -278,9 +281,20 @@ static enum kva_status listed_merges(const struct reader *r, cJSON *array)
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
+/* Where a file does not say whether a text begins with a space. */
+static enum kva_status default_prefix(const struct reader *r, bool *ret)
+{
+    const char *name = "";
+    size_t length = 0;
+    enum kva_status status =
+        kva_gguf_get_string(r->gguf, "general.architecture", &name, &length, r->place.err);
+    *ret = length != 5 || memcmp(name, "gemma", 5) != 0;
+    return status;
+}
+
 static enum kva_status add_components(const struct reader *r)
 {
-    struct kva_space_rules rules = {.prefix = true};
+    struct kva_space_rules rules = {0};
     enum kva_status status;
     if (!r->sentence_piece) {
         status = kva_tok_tree_add_text(&r->place, r->root, "normalizer", r->pre->normalizer);
@@ -290,7 +304,9 @@ static enum kva_status add_components(const struct reader *r)
         return status ? status
                       : kva_tok_tree_add_text(&r->place, r->root, "decoder", BYTES("true"));
     }
-    status = kva_gguf_get_bool(r->gguf, KEY("add_space_prefix"), &rules.prefix, r->place.err);
+    status = default_prefix(r, &rules.prefix);
+    if (!status)
+        status = kva_gguf_get_bool(r->gguf, KEY("add_space_prefix"), &rules.prefix, r->place.err);
     return status ? status : kva_tok_tree_add_spaces(&r->place, r->root, &rules);
 }
 

@@ -371,6 +371,33 @@ static void test_gguf__scores_order_merges(void **state KVA_UNUSED)
     kva_tokenizer_destroy(tokenizer);
 }
 
+/* Gemma, converted before the middle of 2024: marks of turns are normal pieces with a score, and
+ * nothing says that no space comes before a text. */
+static void test_gguf__old_gemma_s_marks_are_no_letters(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *architecture, *ids;
+    } cases[] = {{"gemma", "3 5 6 4"}, {"llama", "3 7 5 6 4"}};
+    const char *const tokens[] = {"<unk>",         "<s>", "</s>", "<start_of_turn>",
+                                  "<end_of_turn>", "a",   "b",    "\xE2\x96\x81"};
+    const int32_t types[] = {UNKNOWN, CONTROL, CONTROL, 1, 1, 1, 1, 1};
+    const float scores[8] = {0};
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct gguf_writer writer;
+        gguf_writer_init(&writer);
+        gguf_put_string(&writer, "general.architecture", cases[i].architecture);
+        gguf_put_string(&writer, "tokenizer.ggml.model", "llama");
+        gguf_put_strings(&writer, "tokenizer.ggml.tokens", tokens, 8);
+        gguf_put_i32s(&writer, "tokenizer.ggml.token_type", types, 8);
+        gguf_put_f32s(&writer, "tokenizer.ggml.scores", scores, 8);
+        struct kva_tokenizer *tokenizer = load(&writer);
+        check(tokenizer, "<start_of_turn>ab<end_of_turn>", false, true, cases[i].ids);
+        assert_true(kva_tokenizer_is_special(tokenizer, 3));
+        assert_true(kva_tokenizer_is_special(tokenizer, 4));
+        kva_tokenizer_destroy(tokenizer);
+    }
+}
+
 static void test_gguf__refuses(void **state KVA_UNUSED)
 {
     struct gguf_writer writer;
@@ -449,6 +476,7 @@ int main(void)
         cmocka_unit_test(test_gguf__token_types_and_bos),
         cmocka_unit_test(test_gguf__pre_tokenizers_differ),
         cmocka_unit_test(test_gguf__scores_order_merges),
+        cmocka_unit_test(test_gguf__old_gemma_s_marks_are_no_letters),
         cmocka_unit_test(test_gguf__refuses),
         cmocka_unit_test(test_gguf__refuses_broken_vocabularies),
     };
