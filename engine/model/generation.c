@@ -3,7 +3,22 @@
 
 #include <math.h>
 
-/* An id or a list of ids. Absent: *ret_count stays 0. */
+/* How some files say that there is none. */
+static bool is_none(const cJSON *item)
+{
+    return cJSON_IsNumber(item) && item->valuedouble == -1;
+}
+
+/* 0..max; *ret stays where there is none. */
+static enum kva_status parse_if_any(const struct kva_fields *fields, const char *name, uint32_t max,
+                                    uint32_t *ret)
+{
+    const cJSON *item = NULL;
+    enum kva_status status = kva_fields_peek(fields, name, &item);
+    return status || is_none(item) ? status : kva_fields_u32(fields, name, 0, max, ret);
+}
+
+/* An id or a list of ids. Absent: config->eos_count is 0. */
 static enum kva_status parse_ids(const struct kva_fields *fields, const char *name,
                                  struct kva_model_config *config)
 {
@@ -16,6 +31,8 @@ static enum kva_status parse_ids(const struct kva_fields *fields, const char *na
     uint32_t count = 0;
     for (; item; item = cJSON_IsArray(value) ? item->next : NULL) {
         uint64_t id;
+        if (is_none(item))
+            continue;
         if (count == KVA_MODEL_EOS_MAX)
             return kva_fail_param(fields->err, KVA_EFORMAT, name,
                                   "%s: %s%s has more than the allowed %d entries", fields->file,
@@ -40,9 +57,9 @@ static enum kva_status parse_special_ids(const struct kva_fields *config_fields,
     if (!status && config->eos_count == 0)
         status = parse_ids(config_fields, "eos_token_id", config);
     if (!status)
-        status = kva_fields_u32(generation_fields, "bos_token_id", 0, config->vocab_size - 1, &bos);
+        status = parse_if_any(generation_fields, "bos_token_id", config->vocab_size - 1, &bos);
     if (!status)
-        status = kva_fields_u32(config_fields, "bos_token_id", 0, config->vocab_size - 1, &bos);
+        status = parse_if_any(config_fields, "bos_token_id", config->vocab_size - 1, &bos);
     if (!status)
         config->bos_id = bos == UINT32_MAX ? -1 : (int64_t)bos;
     return status;
@@ -82,7 +99,7 @@ enum kva_status kva_generation_parse(const struct kva_fields *config,
         if (status)
             return status;
     }
-    status = kva_fields_u32(generation, "top_k", 0, INT32_MAX, &top_k);
+    status = parse_if_any(generation, "top_k", INT32_MAX, &top_k);
     if (status)
         return status;
     defaults.top_k = top_k == UINT32_MAX ? -1 : (int32_t)top_k;

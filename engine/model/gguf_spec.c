@@ -377,8 +377,8 @@ static enum kva_status read_ends(struct reader *r)
     enum kva_status status = put(r, r->generation, "eos_token_id", ends);
     for (size_t i = 0; !status && i < KVA_COUNT_OF(keys); i++) {
         int64_t id = -1;
-        status = kva_gguf_get_whole(r->gguf, keys[i], 0, UINT32_MAX, &id, r->err);
-        /* All ones: none. */
+        status = kva_gguf_get_whole(r->gguf, keys[i], -1, UINT32_MAX, &id, r->err);
+        /* -1, or all ones: none. */
         if (!status && id >= 0 && id != UINT32_MAX)
             status = add_end(r, ends, id);
     }

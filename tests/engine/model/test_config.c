@@ -485,6 +485,24 @@ static void test_config__generation_defaults_and_ids(void **state KVA_UNUSED)
     kva_model_config_finish(&spec.config);
 }
 
+static void test_config__minus_one_is_none(void **state KVA_UNUSED)
+{
+    struct kva_model_spec spec;
+    struct kva_err err = {0};
+    const char *config =
+        config_with("Qwen2ForCausalLM", "\"eos_token_id\":[-1,5,-1],\"bos_token_id\":-1,");
+    assert_int_equal(
+        parse_text(config, "{\"eos_token_id\":-1,\"bos_token_id\":-1,\"top_k\":-1}", &spec, &err),
+        KVA_OK);
+    assert_int_equal(spec.config.eos_count, 1);
+    assert_int_equal(spec.config.eos_ids[0], 5);
+    assert_int_equal(spec.config.bos_id, -1);
+    assert_int_equal(spec.generation.top_k, -1);
+    kva_model_config_finish(&spec.config);
+    assert_int_equal(parse_text(config, "{\"top_k\":-2}", &spec, &err), KVA_EFORMAT);
+    assert_non_null(strstr(err.message, "top_k is -2, expected a whole number in 0.."));
+}
+
 static void test_config__ends_are_added_once_and_where_there_is_room(void **state KVA_UNUSED)
 {
     struct kva_model_config config = {.vocab_size = 100, .eos_ids = {7}, .eos_count = 1};
@@ -695,6 +713,7 @@ int main(void)
         cmocka_unit_test(test_config__windows),
         cmocka_unit_test(test_config__biases_norms_and_head_shapes),
         cmocka_unit_test(test_config__generation_defaults_and_ids),
+        cmocka_unit_test(test_config__minus_one_is_none),
         cmocka_unit_test(test_config__ends_are_added_once_and_where_there_is_room),
         cmocka_unit_test(test_config__refusals_name_the_field),
         cmocka_unit_test(test_config__needed_numbers_have_ranges),

@@ -620,6 +620,15 @@ static void test_gguf_model__refuses_other_architectures_by_name(void **state)
     checkpoint_finish(&folder);
 }
 
+static void put_nones(struct gguf_writer *writer)
+{
+    static const char *const keys[] = {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id", "general.sampling.top_k"};
+    const int32_t none = -1;
+    for (size_t i = 0; i < KVA_COUNT_OF(keys); i++)
+        gguf_put_field(writer, keys[i], strlen(keys[i]), KVA_GGUF_TYPE_I32, &none, sizeof(none));
+}
+
 /* Values that say nothing are no reason to refuse. */
 static void test_gguf_model__takes_neutral_values(void **state)
 {
@@ -648,6 +657,7 @@ static void test_gguf_model__takes_neutral_values(void **state)
     gguf_put_strings(&writer, "tokenizer.ggml.tokens", tokens, 3);
     gguf_put_i32s(&writer, "tokenizer.ggml.token_type", types, 3);
     gguf_put_f32(&writer, "general.sampling.temp", 0.25f);
+    put_nones(&writer);
     gguf_put_string(&writer, "tokenizer.ggml.model", "gpt2");
     gguf_put_string(&writer, "general.license", "mit\x1b[2J");
     gguf_put_u32(&writer, "general.quantization_version", 2);
@@ -659,7 +669,8 @@ static void test_gguf_model__takes_neutral_values(void **state)
     /* EOS, and marks of the end, whichever type old converters gave them. */
     assert_int_equal(model->config.eos_count, 3);
     assert_true(model->config.eos_ids[1] == 1 && model->config.eos_ids[2] == 2);
-    assert_true(model->generation.temperature == 0.25);
+    assert_true(model->generation.temperature == 0.25 && model->generation.top_k == -1);
+    assert_int_equal(model->config.bos_id, -1);
     assert_int_equal(model->config.vocab_size, VOCAB);
     struct kva_buf text;
     kva_buf_init(&text, 1 << 14);
