@@ -109,9 +109,12 @@ static void describe_replies(const struct kva_config *config, struct kva_api_con
                            config->reasoning_parser > 0 ? &thinks : NULL);
     if (api->chat.compiled)
         kva_log(KVA_LOG_INFO, "replies       calls as %s%s%s",
-                kva_reply_style_name(api->chat.reply.style),
+                kva_reply_style_name(api->tool_use.compiled ? api->tool_use.reply.style
+                                                            : api->chat.reply.style),
                 api->chat.reply.thinks ? ", reasoning in <think>" : "",
-                api->chat.takes_tools ? "" : "; the template takes no tools, they are told");
+                api->tool_use.compiled || api->chat.takes_tools
+                    ? ""
+                    : "; the template takes no tools, they are told");
 }
 
 /* What the operator says wins over the model's files. */
@@ -153,6 +156,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         .model_id_count = 1,
         .tokenizer = instance->tokenizer,
         .chat.compiled = instance->chat_template,
+        .tool_use.compiled = instance->tool_template,
         .headless = instance->model->headless,
         .context_max = instance->engine->limits.context_max,
         .vocab_size = instance->model->config.vocab_size,

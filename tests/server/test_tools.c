@@ -479,6 +479,39 @@ static void test_history__has_the_form_that_the_template_knows(void **state)
     }
 }
 
+/* A model's template for tools is that of requests with tools alone. */
+static void test_tools__have_a_template_of_their_own(void **state)
+{
+    static const char source[] = "{# <tool_call> #}tools:{% for t in tools %}{{ t.function.name }};"
+                                 "{% endfor %}";
+    static const char *const cases[][2] = {
+        {"", "plain"},
+        {"," TOOLS, "tools:add;now;"},
+        {"," TOOLS ",\"tool_choice\":\"none\"", "plain"},
+        {",\"tools\":[]", "plain"},
+    };
+    struct kva_err err;
+    struct kva_template *tool_use;
+    (void)state;
+    assert_int_equal(kva_template_compile(source, sizeof(source) - 1, &tool_use, &err), KVA_OK);
+    fixture_stop(&f);
+    fixture_init_template(&f, "plain");
+    f.backend.api.tool_use.compiled = tool_use;
+    kva_api_read_templates(&f.backend.api, NULL, NULL);
+    assert_int_equal(f.backend.api.chat.reply.style, KVA_REPLY_JSON);
+    assert_int_equal(f.backend.api.tool_use.reply.style, KVA_REPLY_HERMES);
+    fixture_start(&f);
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        cJSON *json = ask("x", cases[i][0]);
+        expect(json, "choices.0.message.content", cases[i][1]);
+        cJSON_Delete(json);
+    }
+    fixture_stop(&f);
+    kva_template_destroy(tool_use);
+    fixture_init_template(&f, "plain");
+    fixture_start(&f);
+}
+
 /* A thought that was begun is gone on with, and ended. */
 static void test_reasoning__that_was_begun_goes_on(void **state)
 {
@@ -518,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_messages__blocks_end_before_the_next_begins),
         /* With other templates. */
         cmocka_unit_test(test_history__has_the_form_that_the_template_knows),
+        cmocka_unit_test(test_tools__have_a_template_of_their_own),
         cmocka_unit_test(test_reasoning__that_was_begun_goes_on),
         cmocka_unit_test(test_functions__the_history_is_that_of_tools),
         cmocka_unit_test(test_final__is_cut_behind_where_it_stands_last),
