@@ -51,7 +51,7 @@ struct kva_loan {
  * get_stats). */
 struct kva_rmanager_ops {
     void *opaque;
-    /* PAGES goes out with the content of its pages as they are now. */
+    /* PAGES goes out with the content of its pages as they are now: unacked_pages at most. */
     void (*send)(void *opaque, const struct kva_message *message);
     /* What the instance is doing; what is lent and borrowed is filled in by the rManager. */
     void (*load)(void *opaque, struct kva_message_load *ret_load);

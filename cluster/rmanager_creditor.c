@@ -121,12 +121,15 @@ static void receive_renew(struct kva_rmanager *r, struct kva_guest *guest,
     kva_rmanager_send(r, &answer, message->source, message->source_life);
 }
 
+/* No more goes at once than there is room for, whatever is asked for: the debtor asks again for the
+ * rest. */
 static void receive_pull(struct kva_rmanager *r, struct kva_guest *guest,
                          const struct kva_message *message)
 {
     uint32_t first = message->pull.first_page, count = message->pull.pages;
     if (first > guest->received || count > guest->received - first)
         return;
+    count = kva_min_u32(count, r->params.unacked_pages);
     struct kva_message pages = {
         .type = KVA_MESSAGE_PAGES,
         .pages = {.loan = guest->loan.id, .first_page = first, .pages = count, .home = 1},

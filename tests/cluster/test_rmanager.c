@@ -284,7 +284,6 @@ static void test_rmanager__a_recall_brings_pages_home_or_loses_them(void **state
     }
 }
 
-/* A debtor that does not hear of the recall renews until the deadline, and no longer. */
 /* Whatever the rate is, what a creditor wants back comes: its deadline does not wait. */
 static void test_rmanager__what_is_recalled_comes_by_a_page_a_step_at_least(void **state KVA_UNUSED)
 {
@@ -315,6 +314,33 @@ static void test_rmanager__nothing_else_is_copied_without_pages(void **state KVA
     pair_finish(&pair);
 }
 
+/* A debtor may ask for more than this creditor has room for on its way: the whole loan, here. */
+static void test_rmanager__a_pull_is_answered_with_no_more_than_may_go(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair_lend(&pair);
+    pair_forget(&pair);
+    struct kva_message pull = {
+        .type = KVA_MESSAGE_PULL,
+        .source = 1,
+        .target = 2,
+        .source_life = 11,
+        .target_life = 12,
+        .sequence = 1000,
+        .pull = {.loan = 100, .pages = 8},
+    };
+    kva_rmanager_receive(pair.nodes[1].rmanager, &pull, pair.now_ns);
+    const struct kva_message *pages = pair_last(&pair, KVA_MESSAGE_PAGES);
+    assert_true(pages->pages.first_page == 0 && pages->pages.home);
+    assert_int_equal(pages->pages.pages, 6);
+    pull.pull.first_page = 6, pull.pull.pages = 2, pull.sequence++;
+    kva_rmanager_receive(pair.nodes[1].rmanager, &pull, pair.now_ns);
+    assert_int_equal(pair_last(&pair, KVA_MESSAGE_PAGES)->pages.pages, 2);
+    pair_finish(&pair);
+}
+
+/* A debtor that does not hear of the recall renews until the deadline, and no longer. */
 static void test_rmanager__a_recall_ends_in_any_case(void **state KVA_UNUSED)
 {
     struct pair pair;
@@ -506,6 +532,7 @@ int main(void)
         cmocka_unit_test(test_rmanager__a_recall_brings_pages_home_or_loses_them),
         cmocka_unit_test(test_rmanager__what_is_recalled_comes_by_a_page_a_step_at_least),
         cmocka_unit_test(test_rmanager__nothing_else_is_copied_without_pages),
+        cmocka_unit_test(test_rmanager__a_pull_is_answered_with_no_more_than_may_go),
         cmocka_unit_test(test_rmanager__a_recall_ends_in_any_case),
         cmocka_unit_test(test_rmanager__a_new_life_holds_nothing),
         cmocka_unit_test(test_rmanager__a_broken_link_loses_what_lies_behind_it),
