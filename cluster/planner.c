@@ -264,13 +264,24 @@ static void forget_tried(struct planner *p)
         p->tried[i] = false;
 }
 
+/* Loans that a request may have yet. */
+static uint32_t loans_left(const struct planner *p, const struct kva_plan_request *request)
+{
+    uint32_t max = p->params->request_loans_max, count = 0;
+    for (uint32_t i = 0; i < p->state->loan_count && max > 0; i++)
+        count += p->state->loans[i].debtor == request->instance &&
+                 p->state->loans[i].request == request->id;
+    return max == 0 ? UINT32_MAX : max - kva_min_u32(max, count);
+}
+
 /* Lines 8 to 19 for one request: false where no creditor gains anything. */
 static bool spread_request(struct planner *p, const struct kva_plan_request *request)
 {
     uint32_t left = movable(p, request), debtor = request->instance;
+    uint32_t loans = loans_left(p, request);
     bool moved = false;
     forget_tried(p);
-    while (left >= p->params->grain_pages) {
+    for (; left >= p->params->grain_pages && loans > 0; loans--) {
         uint32_t creditor = next_creditor(p, debtor);
         if (creditor == UINT32_MAX)
             break;
@@ -316,7 +327,7 @@ static bool gather(struct planner *p, const struct kva_plan_request *request,
     }
     forget_tried(p);
     p->gathers = true;
-    while (deficit > 0) {
+    for (uint32_t loans = loans_left(p, request); deficit > 0 && loans > 0; loans--) {
         uint32_t creditor = next_creditor(p, debtor);
         if (creditor == UINT32_MAX)
             break;
@@ -349,6 +360,8 @@ static void plan_debtor(struct planner *p, uint32_t debtor, struct kva_arena *ar
     uint32_t moved = 0;
     for (uint32_t i = p->first[debtor]; i < p->first[debtor + 1]; i++) {
         const struct kva_plan_request *request = p->requests[i];
+        if (loans_left(p, request) == 0)
+            continue;
         bool went = is_too_long(p, request)
                         ? gather(p, request, arena)
                         : !has_enough_rows(p, debtor) && spread_request(p, request);

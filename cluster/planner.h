@@ -87,6 +87,7 @@ struct kva_plan_params {
     double copy_loss_share;       /* of both instances' tokens that copying costs */
     double gain_min_share;        /* of both instances' tokens that a move has to gain */
     uint32_t requests_per_debtor; /* of which pages may move in one plan */
+    uint32_t request_loans_max;   /* that a request has at a time; 0: any number */
 };
 
 enum kva_plan_kind {

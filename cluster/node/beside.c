@@ -103,10 +103,9 @@ static void join(struct kva_node *node, struct kva_scheduler *scheduler,
 }
 
 /* Requests may be longer than this engine's device memory by what others can lend. */
-static void count_on(struct kva_node *node, int64_t pages)
+static void count_on_lenders(struct kva_node *node)
 {
-    node->others_pages += pages;
-    kva_lending_set_others(node->engine, (uint64_t)node->others_pages * node->page_bytes);
+    kva_lending_set_others(node->engine, kva_lenders_pages(&node->lenders) * node->page_bytes);
 }
 
 static void know(struct kva_node *node, const struct kva_member *member)
@@ -119,7 +118,8 @@ static void know(struct kva_node *node, const struct kva_member *member)
                 err.message);
         return;
     }
-    count_on(node, member->lend_pages);
+    kva_lenders_put(&node->lenders, member->node, member->lend_pages);
+    count_on_lenders(node);
 }
 
 static void lose(struct kva_node *node, uint32_t number)
@@ -142,8 +142,8 @@ static void take(struct kva_node *node, struct kva_scheduler *scheduler,
         know(node, &note->member);
         break;
     case KVA_NOTE_GONE:
-        if (kva_debtor_knows(node->debtor, note->member.node))
-            count_on(node, -(int64_t)note->member.lend_pages);
+        kva_lenders_remove(&node->lenders, note->member.node);
+        count_on_lenders(node);
         kva_debtor_peer_gone(node->debtor, note->member.node);
         lose(node, note->member.node);
         break;

@@ -4,7 +4,6 @@
 #include "base/log.h"
 #include "cluster/node/node_internal.h"
 
-#define MOVES_MAX       16u
 #define LEASE_MARGIN_OF 4u /* of a lease's ttl, the part by which its holder gives up before */
 
 /* Until a link is measured: Ethernet at 1 Gbit/s. */
@@ -48,6 +47,7 @@ static struct kva_plan_params plan_now(const struct kva_node *node,
     plan.page_tokens = KVA_PAGE_TOKENS;
     plan.copy_step_pages = kva_node_step_pages(node);
     plan.copy_loss_share = node->params.copy_percent / 100.0;
+    plan.request_loans_max = KVA_KV_LOANS_MAX;
     return plan;
 }
 
@@ -60,7 +60,7 @@ static enum kva_status create(struct kva_node *node, uint64_t revision, struct k
         .life = revision,
         .instances_max = p->nodes_max + 1,
         .entries_max = KVA_MESSAGE_ENTRIES_MAX,
-        .moves_max = MOVES_MAX,
+        .moves_max = KVA_NODE_MOVES_MAX,
         .round_ns = p->round_ns,
         .gather_ns = p->round_ns / 4,
         .loan_ttl_ns = p->loan_ttl_ns,

@@ -127,7 +127,9 @@ static enum kva_status create(struct kva_node *node, struct kva_err *err)
     node->waiting = calloc(KVA_MEMBERS_NODES_MAX, sizeof(*node->waiting));
     if (!node->peers || !node->waiting)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a cluster");
-    status = kva_transport_create(p->listen, p->nodes_max, &node->transport, err);
+    status = kva_lenders_init(&node->lenders, p->nodes_max, err);
+    if (!status)
+        status = kva_transport_create(p->listen, p->nodes_max, &node->transport, err);
     return status ? status : create_parts(node, err);
 }
 
@@ -176,6 +178,7 @@ void kva_node_destroy(struct kva_node *node)
     pthread_mutex_destroy(&node->view_lock);
     pthread_mutex_destroy(&node->service_lock);
     OPENSSL_cleanse(node->secret, sizeof(node->secret));
+    kva_lenders_finish(&node->lenders);
     free(node->peers);
     free(node->waiting);
     free(node);

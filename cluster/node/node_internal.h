@@ -9,6 +9,7 @@
 #include "cluster/link/link.h"
 #include "cluster/link/transport.h"
 #include "cluster/members/members.h"
+#include "cluster/node/lenders.h"
 #include "cluster/node/mailbox.h"
 #include "cluster/node/node.h"
 #include "cluster/remote/creditor.h"
@@ -51,6 +52,10 @@ static inline size_t kva_node_queue_bytes(size_t page_bytes)
     const size_t usual = (size_t)256 << 20;
     return loans > usual ? loans : usual;
 }
+
+/* Of a leader's plan: what a request lacks that is longer than its instance, all of it or nothing, and
+ * moves of others beside it. */
+#define KVA_NODE_MOVES_MAX 256u
 
 /* "HOST:PORT". */
 #define KVA_NODE_ADDRESS_MAX (KVA_MEMBERS_HOST_MAX + 16)
@@ -119,10 +124,10 @@ struct kva_node {
     struct kva_instance *instance;
     struct kva_guest_worker *guest_worker;
     struct kva_service_beside beside;
-    int64_t others_pages; /* that all other members may lend */
-    uint32_t node;        /* 0: not joined */
-    bool failed;          /* what joining needs could not be made: it was said */
-    bool draining;        /* the instance was told that it leaves */
+    struct kva_lenders lenders; /* members that the debtor knows */
+    uint32_t node;              /* 0: not joined */
+    bool failed;                /* what joining needs could not be made: it was said */
+    bool draining;              /* the instance was told that it leaves */
 
     /* Cluster's thread. */
     pthread_t thread;

@@ -436,6 +436,44 @@ static void test_planner__what_is_not_lendable_stays(void **state KVA_UNUSED)
     assert_int_equal(t.plan.move_count, 0);
 }
 
+/* Of a request that lacks more than so many can lend nothing goes: the rest would be refused. */
+static void test_planner__a_request_has_no_more_loans_than_it_may(void **state KVA_UNUSED)
+{
+    struct table t;
+    uint32_t debtor = table_long(&t, A100_PAGES + 2000); /* which two creditors have */
+    t.params.request_loans_max = 2;
+    table_plan(&t);
+    assert_true(t.plan.move_count == 2 && lent_in(&t) >= 2000);
+    t.params.request_loans_max = 1;
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+    t.params.request_loans_max = 2; /* of which it has one */
+    t.loans[t.state.loan_count++] = (struct kva_plan_loan){
+        .id = 1, .request = 5, .debtor = debtor, .creditor = 1, .pages = 100};
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+    t.loans[0].request = 6;
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 2);
+    /* One that runs lends what it may to one, and where it has its loans the next one does. */
+    table_init(&t);
+    table_add(&t, 2, 880, 300);
+    table_add(&t, 30, 30, 0);
+    table_add(&t, 30, 30, 0);
+    table_plan(&t);
+    assert_true(t.plan.move_count >= 2 && t.plan.moves[1].request == t.plan.moves[0].request);
+    t.params.request_loans_max = 1;
+    table_plan(&t);
+    assert_true(t.plan.move_count >= 1);
+    for (uint32_t i = 1; i < t.plan.move_count; i++)
+        assert_true(t.plan.moves[i].request != t.plan.moves[i - 1].request);
+    uint64_t first = t.plan.moves[0].request;
+    t.loans[t.state.loan_count++] =
+        (struct kva_plan_loan){.id = 1, .request = first, .debtor = 0, .creditor = 1, .pages = 100};
+    table_plan(&t);
+    assert_true(t.plan.move_count > 0 && t.plan.moves[0].request != first);
+}
+
 static void refused(struct table *t, const char *word)
 {
     struct kva_err err = {0};
@@ -506,6 +544,7 @@ int main(void)
         cmocka_unit_test(test_planner__the_first_in_line_may_need_several),
         cmocka_unit_test(test_planner__a_long_request_is_not_starved_by_its_instance),
         cmocka_unit_test(test_planner__what_is_not_lendable_stays),
+        cmocka_unit_test(test_planner__a_request_has_no_more_loans_than_it_may),
         cmocka_unit_test(test_planner__a_state_that_cannot_be_is_refused),
         cmocka_unit_test(test_planner__memory_is_bounded),
     };

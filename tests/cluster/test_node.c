@@ -1,0 +1,171 @@
+/* test_node.c - a node's parts without an etcd: what it counts on, and what it orders as a leader. */
+#include "base/clock.h"
+#include "cluster/node/node_internal.h"
+#include "engine/lending.h"
+#include "tests/cluster/a100.h"
+#include "tests/cmocka.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NODES_MAX 40u
+
+/* A model of which only the shape is known. */
+static struct kva_model shape_of(uint32_t layers, uint32_t head_dim)
+{
+    return (struct kva_model){
+        .config = {.layer_count = layers, .heads = 1, .kv_heads = 1, .head_dim = head_dim}};
+}
+
+static struct kva_node *open_node(const struct kva_model *model)
+{
+    static const char *const etcd[] = {"http://127.0.0.1:1"};
+    char secret[] = "/tmp/kvahead-test-node-XXXXXX";
+    int fd = mkstemp(secret);
+    assert_true(fd >= 0 && write(fd, "0123456789abcdef0123456789abcdef", 32) == 32);
+    close(fd);
+    const struct kva_node_params params = {
+        .name = "test",
+        .etcd = etcd,
+        .etcd_count = 1,
+        .listen = "127.0.0.1:0",
+        .secret_file = secret,
+        .model = model,
+        .model_name = "shape",
+        .kv_dtype = KVA_BF16,
+        .act = KVA_F32,
+        .rows_max = 64,
+        .nodes_max = NODES_MAX,
+        .lend_percent = 100,
+        .copy_percent = 1,
+        .answer_ns = KVA_NS_PER_S,
+        .lease_ttl_ns = 2 * KVA_NS_PER_S,
+        .loan_ttl_ns = KVA_NS_PER_S,
+        .recall_ns = KVA_NS_PER_S,
+        .patience_ns = KVA_NS_PER_S,
+        .plan = KVA_CLUSTER_PLAN_WAITING,
+        .round_ns = KVA_NS_PER_S,
+    };
+    struct kva_node *node = NULL;
+    struct kva_err err = {0};
+    if (kva_node_create(&params, &node, &err))
+        fail_msg("%s", err.message);
+    unlink(secret);
+    return node;
+}
+
+/* --- what a request may count on ---------------------------------------------------------------- */
+
+static void test_node__a_request_counts_on_as_many_as_it_may_have_loans(void **state KVA_UNUSED)
+{
+    struct kva_lenders lenders;
+    assert_int_equal(kva_lenders_init(&lenders, NODES_MAX, NULL), KVA_OK);
+    assert_int_equal(kva_lenders_pages(&lenders), 0);
+    for (uint32_t node = 1; node <= KVA_KV_LOANS_MAX + 4; node++)
+        kva_lenders_put(&lenders, node, node <= 4 ? 1 : 10);
+    assert_int_equal(kva_lenders_pages(&lenders), 10 * KVA_KV_LOANS_MAX);
+    kva_lenders_put(&lenders, 3, 100); /* its record has changed */
+    assert_int_equal(kva_lenders_pages(&lenders), 100 + 10 * (KVA_KV_LOANS_MAX - 1));
+    kva_lenders_remove(&lenders, 3);
+    kva_lenders_remove(&lenders, 3);
+    kva_lenders_remove(&lenders, 20);
+    assert_int_equal(kva_lenders_pages(&lenders), 10 * (KVA_KV_LOANS_MAX - 1) + 1);
+    for (uint32_t node = 1; node <= 2 * NODES_MAX; node++)
+        kva_lenders_put(&lenders, node, 7);
+    assert_int_equal(lenders.count, NODES_MAX);
+    kva_lenders_finish(&lenders);
+}
+
+/* --- leading ------------------------------------------------------------------------------------ */
+
+static void report(struct kva_node *node, uint32_t source, struct kva_message_load load,
+                   const struct kva_message_entry *entries, uint16_t count)
+{
+    const struct kva_message message = {
+        .type = KVA_MESSAGE_HEARTBEAT,
+        .source = source,
+        .target = kva_node_manager_of(node->self),
+        .source_life = source,
+        .sequence = 1,
+        .heartbeat = {.revision = 5,
+                      .round = 1,
+                      .index = 1,
+                      .load = load,
+                      .entry_count = count,
+                      .entries = entries},
+    };
+    kva_gmanager_receive(node->gmanager, &message);
+}
+
+/* Orders to lend that the engine's thread of this node is given. */
+static uint32_t orders(struct kva_node *node)
+{
+    struct kva_list notes;
+    struct kva_message message;
+    uint32_t moves = 0;
+    kva_mailbox_take(&node->to_engine, &notes);
+    while (!kva_list_empty(&notes)) {
+        struct kva_note *note = KVA_CONTAINER_OF(notes.next, struct kva_note, link);
+        kva_list_remove(&note->link);
+        assert_int_equal(kva_message_decode(note->message, note->size, NULL, 0, &message, NULL),
+                         KVA_OK);
+        moves += message.type == KVA_MESSAGE_MOVE;
+        kva_note_free(&node->to_engine, note);
+    }
+    return moves;
+}
+
+/* What a leader orders for a request of its own that needs 12 pages of each of `creditors`. */
+static uint32_t gathered_of(uint32_t creditors)
+{
+    const uint32_t pages = 16 + 12 * creditors;
+    const struct kva_message_load debtor = {.pages = 16,
+                                            .free_pages = 16,
+                                            .batch_max = 4,
+                                            .waiting = 1,
+                                            .head_pages = pages,
+                                            .waiting_pages = pages};
+    const struct kva_message_load creditor = {
+        .pages = 16, .free_pages = 16, .lendable_pages = 16, .batch_max = 4};
+    const struct kva_message_entry request = {.request = 9,
+                                              .generation = 1,
+                                              .instance = 1,
+                                              .pages = pages,
+                                              .flags = KVA_ENTRY_LOCAL | KVA_ENTRY_HEAD};
+    const struct kva_model model = shape_of(1, 64);
+    struct kva_node *node = open_node(&model);
+    uint64_t now_ns = KVA_NS_PER_S;
+    node->self = 1;
+    node->self_life = 1;
+    node->cost = a100_llama7b();
+    for (uint32_t i = 0; i < creditors; i++)
+        node->peers[node->peer_count++].member = (struct kva_member){.node = 2 + i, .life = 2 + i};
+    kva_node_elected(node, 5, now_ns);
+    assert_non_null(node->gmanager);
+    kva_node_manager_tick(node, now_ns);
+    report(node, 1, debtor, &request, 1);
+    for (uint32_t i = 0; i < creditors; i++)
+        report(node, 2 + i, creditor, NULL, 0);
+    kva_node_manager_tick(node, now_ns + node->params.round_ns / 2);
+    uint32_t moves = orders(node);
+    node->peer_count = 0;
+    kva_node_destroy(node);
+    return moves;
+}
+
+static void test_node__a_leader_gathers_as_many_loans_as_a_request_may_have(void **state KVA_UNUSED)
+{
+    assert_int_equal(gathered_of(3), 3);
+    assert_int_equal(gathered_of(KVA_KV_LOANS_MAX), KVA_KV_LOANS_MAX);
+    assert_int_equal(gathered_of(KVA_KV_LOANS_MAX + 1), 0); /* of which one would be refused */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_node__a_request_counts_on_as_many_as_it_may_have_loans),
+        cmocka_unit_test(test_node__a_leader_gathers_as_many_loans_as_a_request_may_have),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
