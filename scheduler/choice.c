@@ -63,7 +63,7 @@ bool kva_choice_outgrew(const struct kva_scheduler *s, const struct kva_choice *
 static void enter_stranded(struct kva_scheduler *s, struct kva_choice *c)
 {
     c->state = KVA_CHOICE_STRANDED;
-    c->stranded_ns = kva_clock_now(s->params.clock);
+    c->stranded_ns = kva_clock_now(s->params.clock) - c->waited_ns;
     kva_list_append(&s->stranded, &c->run);
     s->stranded_count++;
     c->tenant->stranded++;
@@ -72,6 +72,7 @@ static void enter_stranded(struct kva_scheduler *s, struct kva_choice *c)
 static void leave_stranded(struct kva_scheduler *s, struct kva_choice *c)
 {
     kva_list_remove(&c->run);
+    c->waited_ns = kva_clock_now(s->params.clock) - c->stranded_ns;
     s->stranded_count--;
     c->tenant->stranded--;
 }

@@ -96,7 +96,8 @@ struct kva_choice {
     uint32_t preemptions;
     uint32_t restarts;
     uint64_t entered_ns;  /* when it was admitted last */
-    uint64_t stranded_ns; /* since when it has been STRANDED */
+    uint64_t stranded_ns; /* STRANDED: since when, less the following */
+    uint64_t waited_ns;   /* as STRANDED before, since its last token */
     struct kva_choice_times times;
 
     struct kva_group *group;

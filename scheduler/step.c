@@ -322,6 +322,8 @@ static void take_results(struct kva_scheduler *s, uint64_t now_ns)
             take_pooled(s, c, item, now_ns);
         else if (item->prefill_tokens > 0)
             take_prefill(s, c, item, now_ns);
+        if (item->emitted)
+            c->waited_ns = 0; /* what was lent was of use */
         if (item->emitted && item->parked)
             kva_choice_park(s, c);
         if (item->emitted)

@@ -296,6 +296,8 @@ static enum kva_status scripted_grow(void *self, struct kva_sequence *seq, struc
     }
     if (prefills)
         return KVA_OK;
+    if (seq->broken)
+        return kva_fail(err, KVA_ELIMIT, "what comes home has no room");
     if (kv_tokens(seq) < device_capacity_tokens(e, seq)) {
         seq->grown_outputs = seq->outputs;
         return KVA_OK;
@@ -322,6 +324,9 @@ static void scripted_suspend(void *self, struct kva_sequence *seq)
     SCRIPTED_CHECK(seq->state == ON_DEVICE, "suspended without device memory");
     unref_shared_device(e, seq);
     scripted_pool_give(&e->pool, bytes_of(e, seq, own_pages_here(seq), 0));
+    if (seq->broken)
+        scripted_come_home(e, seq);
+    seq->broken = false;
     set_state(e, seq, SUSPENDED);
     e->report.suspends++;
 }

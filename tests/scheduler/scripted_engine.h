@@ -64,6 +64,10 @@ struct kva_scripted_params {
      * what it lacks, or nothing; every so many resumes, what was lent comes home instead. */
     uint32_t others_pages, lent_every, home_every;
 
+    /* Every so many decodes of a sequence with pages at others one gives no token, and they come home:
+     * nobody answered for them; 0: none. */
+    uint32_t void_every;
+
     struct kva_tier_bytes guests; /* what usage says that other instances have here */
 
     bool without_check; /* which an engine may lack */

@@ -23,6 +23,7 @@ struct kva_sequence {
     uint32_t lent_pages; /* of own_device_pages */
     bool is_long;        /* longer than the device */
     bool wants_page;     /* there was no room to grow */
+    bool broken;         /* what was lent is to come home, for which there is no room */
     uint32_t cached_tokens;
     uint32_t prefill_tokens; /* the prompt, and what had come out before a restart */
     uint32_t prefill_done;   /* cached ones included */
@@ -48,7 +49,7 @@ struct kva_scripted {
     uint64_t prefix_hit_tokens;
     uint32_t others_used; /* pages */
     uint64_t asked, homes;
-    uint64_t creates, items, decodes, losses, admits, grows, prefill_grows, resumes;
+    uint64_t creates, items, decodes, losses, voids, admits, grows, prefill_grows, resumes;
     bool failed;
     bool has_thread;
     pthread_t thread;

@@ -11,7 +11,8 @@ uint64_t scripted_resume_bytes(void *self, const struct kva_sequence *seq)
     struct kva_sequence *mine = (struct kva_sequence *)(uintptr_t)seq;
     check_thread(e);
     SCRIPTED_CHECK(seq->state != CREATED, "bytes of a sequence that was not admitted");
-    uint32_t pages = seq->shared_count + own_pages_here(seq) + seq->wants_page;
+    uint32_t pages = seq->shared_count + own_pages_here(seq) + seq->wants_page +
+                     (seq->broken ? seq->lent_pages : 0);
     uint32_t budget = (uint32_t)(e->params.limits.budget.device / bytes_of(e, seq, 1, 0).device);
     bool waits = seq->state == SUSPENDED && pages > budget;
     if (waits && injected(&e->asked, e->params.lent_every) &&
@@ -155,7 +156,8 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
                    "no room for token %u, capacity %u", kv_tokens(seq),
                    device_capacity_tokens(e, seq));
     item->lost = seq->lost = injected(&e->losses, e->params.lost_every);
-    if (!seq->lost && !injected(&e->decodes, e->params.sits_out_every))
+    seq->broken = !seq->lost && seq->lent_pages > 0 && injected(&e->voids, e->params.void_every);
+    if (!seq->lost && !seq->broken && !injected(&e->decodes, e->params.sits_out_every))
         emit(e, item);
 }
 

@@ -80,6 +80,62 @@ static void test_stranded__its_time_is_bounded(void **state KVA_UNUSED)
     fixture_end(&f);
 }
 
+/* It is lent what it lacks now and then, and each time whoever holds it does not answer: that it has run
+ * in between, for nothing, does not begin its time anew. */
+static void test_stranded__its_time_goes_on_where_loans_are_of_no_use(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.lending_time_ns = 5 * KVA_NS_PER_S;
+    f.engine.limits.budget.device = (uint64_t)DEVICE_PAGES << 16;
+    f.engine.others_pages = 64;
+    f.engine.lent_every = 4;
+    f.engine.void_every = 1;
+    fixture_begin(&f);
+    f.tracker.expect_errors = true;
+    submit(&f, 1, LONG_PROMPT, 100);
+    uint64_t limit_ns = f.clock.now_ns + 30 * KVA_NS_PER_S;
+    bool idle = false;
+    while (!tracker_choice(&f.tracker, 1, 0)->ended && f.clock.now_ns < limit_ns) {
+        struct kva_err err;
+        uint64_t wake_ns;
+        assert_int_equal(kva_scheduler_step(f.scheduler, &idle, &wake_ns, &err), KVA_OK);
+        f.clock.now_ns += idle ? 100 * KVA_NS_PER_MS : 0;
+    }
+    assert_true(fixture_report(&f).lent > 5);
+    const struct kva_output *end = &tracker_choice(&f.tracker, 1, 0)->end;
+    assert_int_equal(end->end.status, KVA_ELIMIT);
+    assert_int_equal(end->end.output_tokens, 1);
+    uint64_t waited_ns = end->end.times.ended_ns - end->end.times.first_token_ns;
+    assert_true(waited_ns >= 5 * KVA_NS_PER_S && waited_ns < 10 * KVA_NS_PER_S);
+    fixture_end(&f);
+}
+
+/* A token says that they are of use: then its time begins anew. */
+static void test_stranded__its_time_is_since_its_last_token(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.lending_time_ns = 5 * KVA_NS_PER_S;
+    f.engine.limits.budget.device = (uint64_t)DEVICE_PAGES << 16;
+    f.engine.others_pages = 64;
+    f.engine.lent_every = 20;
+    f.engine.void_every = 3;
+    fixture_begin(&f);
+    submit(&f, 1, LONG_PROMPT, 20);
+    uint64_t begin_ns = f.clock.now_ns;
+    bool idle = false;
+    while (!tracker_choice(&f.tracker, 1, 0)->ended) {
+        struct kva_err err;
+        uint64_t wake_ns;
+        assert_int_equal(kva_scheduler_step(f.scheduler, &idle, &wake_ns, &err), KVA_OK);
+        f.clock.now_ns += idle ? 100 * KVA_NS_PER_MS : 0;
+    }
+    assert_int_equal(tracker_choice(&f.tracker, 1, 0)->tokens, 20);
+    assert_true(f.clock.now_ns - begin_ns > 6 * KVA_NS_PER_S);
+    fixture_end(&f);
+}
+
 /* It has most of the host's memory while it waits: who lacks that waits too, and does not end. */
 static void test_stranded__others_wait_for_what_it_has(void **state KVA_UNUSED)
 {
@@ -124,6 +180,8 @@ int main(void)
         cmocka_unit_test(test_stranded__others_go_on),
         cmocka_unit_test(test_stranded__then_it_comes_first),
         cmocka_unit_test(test_stranded__its_time_is_bounded),
+        cmocka_unit_test(test_stranded__its_time_goes_on_where_loans_are_of_no_use),
+        cmocka_unit_test(test_stranded__its_time_is_since_its_last_token),
         cmocka_unit_test(test_stranded__others_wait_for_what_it_has),
         cmocka_unit_test(test_stranded__too_long_is_refused),
     };
