@@ -7,8 +7,9 @@
  *                                      border    +-> lost: the request is computed again
  *   creditor       held ------------------------------------------> expired or released
  *
- * Until a step border at which all pages are acknowledged, the debtor's are the ones that count,
- * and a loan that fails costs nothing. From then on the creditor's are.
+ * Until a step border at which all pages are acknowledged and the creditor can be asked for attention
+ * to them, the debtor's are the ones that count, and a loan that fails costs nothing: one whose creditor
+ * cannot be asked for a ttl is over. From then on the creditor's are.
  *
  * What holds, whatever the network does, and is tested by simulation (tests/cluster/sim.h):
  *
@@ -68,6 +69,8 @@ struct kva_rmanager_ops {
 
     /* As debtor. Whether the request is alive in this generation and the pages are closed and here. */
     bool (*lendable)(void *opaque, const struct kva_loan *loan);
+    /* Whether a creditor can be asked now for attention to what it has; if not, it is called. */
+    bool (*reaches)(void *opaque, uint32_t creditor);
     /* From the coming step on the creditor's pages are the ones: those here are to be freed. */
     void (*lent)(void *opaque, const struct kva_loan *loan);
     /* Memory here for all pages of the loan, or false. It is the request's, whatever follows. */

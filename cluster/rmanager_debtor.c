@@ -225,8 +225,10 @@ static void receive_ack(struct kva_rmanager *r, struct kva_debt *debt, uint32_t 
     debt->acked = pages;
     debt->sent = kva_max_u32(debt->sent, pages);
     debt->retry_ns = now_ns + r->params.retry_ns;
-    if (debt->acked == debt->loan.pages)
-        debt->state = KVA_DEBT_READY;
+    if (debt->acked < debt->loan.pages)
+        return;
+    debt->state = KVA_DEBT_READY;
+    debt->give_up_ns = now_ns + debt->ttl_ns;
 }
 
 static void receive_home(struct kva_rmanager *r, struct kva_debt *debt,
@@ -332,6 +334,10 @@ static void retry(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns
         if (due && debt->sent > debt->acked)
             debt->sent = debt->acked; /* the next step sends from there */
         break;
+    case KVA_DEBT_READY:
+        if (now_ns >= debt->give_up_ns)
+            release(r, debt, now_ns);
+        break;
     case KVA_DEBT_RETURNING:
         if (due)
             debt->pulled = 0;
@@ -401,17 +407,24 @@ static uint32_t copy(struct kva_rmanager *r, struct kva_debt *debt, uint32_t bud
     return count;
 }
 
+/* Its pages would be lost in the next step if nobody could be asked for attention to them. */
+static void switch_over(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns)
+{
+    if (now_ns >= debt->lease_end_ns || !r->ops.reaches(r->ops.opaque, debt->loan.creditor))
+        return;
+    debt->state = KVA_DEBT_LENT;
+    r->stats.loans_lent++;
+    r->ops.lent(r->ops.opaque, &debt->loan);
+    kva_rmanager_send_loan(r, KVA_MESSAGE_SWITCH, debt->loan.id, debt->loan.creditor,
+                           debt->creditor_life);
+}
+
 void kva_debt_step(struct kva_rmanager *r, uint32_t pages, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < r->params.loans_max; i++) {
         struct kva_debt *debt = &r->debts[i];
-        if (debt->state == KVA_DEBT_READY && now_ns < debt->lease_end_ns) {
-            debt->state = KVA_DEBT_LENT;
-            r->stats.loans_lent++;
-            r->ops.lent(r->ops.opaque, &debt->loan);
-            kva_rmanager_send_loan(r, KVA_MESSAGE_SWITCH, debt->loan.id, debt->loan.creditor,
-                                   debt->creditor_life);
-        }
+        if (debt->state == KVA_DEBT_READY)
+            switch_over(r, debt, now_ns);
         if (debt->state == KVA_DEBT_COPYING || debt->state == KVA_DEBT_RETURNING) {
             const uint32_t least = debt->recall_ns != 0;
             pages -= kva_min_u32(pages, copy(r, debt, kva_max_u32(pages, least), now_ns));

@@ -26,7 +26,8 @@ struct kva_debt {
     uint64_t lease_end_ns; /* until which the creditor is relied on */
     uint64_t renew_ns;     /* when it is renewed next */
     uint64_t retry_ns;     /* when what is unanswered is sent again */
-    uint64_t give_up_ns;   /* RESERVING, RELEASING: when nobody can answer any more */
+    uint64_t give_up_ns;   /* RESERVING, RELEASING: when nobody can answer any more; READY: when it
+                              is over if the creditor could not be asked for attention until then */
     uint64_t recall_ns;    /* by when it has to be home; 0: not recalled */
     uint32_t sent;         /* COPYING: pages from the first on */
     uint32_t acked;

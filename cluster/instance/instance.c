@@ -298,6 +298,12 @@ static bool lendable(void *opaque, const struct kva_loan *loan)
     return true;
 }
 
+static bool reaches(void *opaque, uint32_t creditor)
+{
+    struct kva_instance *instance = opaque;
+    return instance->params.reaches(instance->params.opaque, creditor);
+}
+
 static void lent(void *opaque, const struct kva_loan *loan)
 {
     struct kva_instance *instance = opaque;
@@ -473,6 +479,7 @@ static enum kva_status create_tables(struct kva_instance *instance, struct kva_e
                                          .guest_reserve = guest_reserve,
                                          .guest_free = guest_free,
                                          .lendable = lendable,
+                                         .reaches = reaches,
                                          .lent = lent,
                                          .home_reserve = home_reserve,
                                          .came_home = came_home,

@@ -26,6 +26,12 @@ static void send(void *opaque, const struct kva_message *message, const void *co
     kva_link_wake(node->link);
 }
 
+static bool reaches(void *opaque, uint32_t creditor)
+{
+    struct kva_node *node = opaque;
+    return kva_debtor_reaches(node->debtor, creditor);
+}
+
 static void receive(struct kva_node *node, const struct kva_note *note)
 {
     struct kva_message_entry entry;
@@ -36,9 +42,10 @@ static void receive(struct kva_node *node, const struct kva_note *note)
         return;
     /* A heartbeat, which has entries, is for gManagers. */
     status = kva_message_decode(note->message, note->size, &entry, 1, &message, &err);
-    /* Pages would go to whom nobody could ask for attention to them. The leader plans again. */
+    /* Pages would go to whom nobody could ask for attention to them. The leader plans again, when that
+     * may be otherwise. */
     if (!status && message.type == KVA_MESSAGE_MOVE &&
-        !kva_debtor_knows(node->debtor, message.move.creditor))
+        !kva_debtor_may_ask(node->debtor, message.move.creditor))
         return;
     if (!status)
         status = kva_instance_receive(node->instance, &message,
@@ -73,6 +80,7 @@ static enum kva_status create_instance(struct kva_node *node, struct kva_schedul
         .patience_ns = p->patience_ns,
         .step_pages = kva_node_step_pages(node),
         .send = send,
+        .reaches = reaches,
         .opaque = node};
     enum kva_status status = kva_instance_create(&params, &node->instance, err);
     if (status)
@@ -199,10 +207,11 @@ uint64_t kva_node_between_steps(void *opaque, struct kva_scheduler *scheduler)
         kva_instance_between_steps(node->instance, now_ns);
         kva_instance_get_stats(node->instance, &loans);
     }
-    if (loans.loans > 0)
+    const bool asks = loans.loans > 0 || kva_debtor_calls(node->debtor);
+    if (asks)
         kva_debtor_progress(node->debtor);
     publish(node);
-    return now_ns + (loans.loans + loans.guests > 0 ? LOANS_TICK_NS : IDLE_TICK_NS);
+    return now_ns + (asks || loans.guests > 0 ? LOANS_TICK_NS : IDLE_TICK_NS);
 }
 
 /* The service drains, and so does the instance: what others have here goes home. A node that has not

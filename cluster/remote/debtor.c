@@ -28,6 +28,7 @@ struct peer {
     uint64_t life;
     char address[KVA_LINK_ADDRESS_TEXT];
     bool lost;    /* given up, and not connected with again yet */
+    bool unheard; /* no connection could be made, and none was since */
     bool to_tell; /* given up, and take_lost has not said so */
     bool calling; /* a connection is being made */
     uint64_t called_ns;
@@ -99,6 +100,7 @@ static bool call(struct kva_debtor *d, struct peer *peer)
                       : kva_fail(&err, KVA_EINVAL, "this node has no number yet");
     peer->called_ns = kva_time_ns();
     peer->calling = status == KVA_OK;
+    peer->unheard |= status != KVA_OK;
     if (status)
         kva_log(KVA_LOG_WARN, "cluster: creditor %u at %s: %s", peer->node, peer->address,
                 err.message);
@@ -251,6 +253,7 @@ static void changed(void *opaque, uint32_t node, uint64_t life KVA_UNUSED, bool 
     struct peer *peer = find(d, node);
     if (!peer)
         return;
+    peer->unheard = !up && (peer->unheard || peer->calling);
     peer->calling = false;
     if (up)
         peer->lost = false;
@@ -426,9 +429,34 @@ void kva_debtor_peer_gone(struct kva_debtor *debtor, uint32_t node)
     *peer = (struct peer){0};
 }
 
-bool kva_debtor_knows(const struct kva_debtor *debtor, uint32_t node)
+bool kva_debtor_may_ask(struct kva_debtor *debtor, uint32_t node)
 {
-    return find(debtor, node) != NULL;
+    struct peer *peer = find(debtor, node);
+    if (!peer)
+        return false;
+    if (!peer->lost && !peer->unheard)
+        return true;
+    call_again(debtor, peer);
+    return false;
+}
+
+bool kva_debtor_reaches(struct kva_debtor *debtor, uint32_t node)
+{
+    struct peer *peer = find(debtor, node);
+    if (!peer)
+        return false;
+    if (kva_link_is_up(debtor->link, node))
+        return true;
+    call_again(debtor, peer);
+    return false;
+}
+
+bool kva_debtor_calls(const struct kva_debtor *debtor)
+{
+    for (uint32_t i = 0; i < debtor->params.peers_max; i++)
+        if (debtor->peers[i].node != 0 && debtor->peers[i].calling)
+            return true;
+    return false;
 }
 
 void kva_debtor_prepare(struct kva_debtor *debtor, uint32_t node)

@@ -63,8 +63,13 @@ KVA_MUST_CHECK enum kva_status kva_debtor_peer(struct kva_debtor *debtor, uint32
                                                uint64_t life, const char *address,
                                                struct kva_err *err);
 void kva_debtor_peer_gone(struct kva_debtor *debtor, uint32_t node);
-/* Whether it could be asked for attention. */
-bool kva_debtor_knows(const struct kva_debtor *debtor, uint32_t node);
+/* Whether it could be asked for attention: not one that was given up, or with which no connection could
+ * be made. That one is connected with again, once a second at most, so that it may be asked later. */
+bool kva_debtor_may_ask(struct kva_debtor *debtor, uint32_t node);
+/* Whether there is a connection with it. If not, one is begun, once a second at most. */
+bool kva_debtor_reaches(struct kva_debtor *debtor, uint32_t node);
+/* Whether connections are being made, for which there has to be progress. */
+bool kva_debtor_calls(const struct kva_debtor *debtor);
 
 /* Connect with a creditor that will be asked soon, or was given up. Some progress, when no step is
  * running: not all there is, since a transport's other links may always have more. */

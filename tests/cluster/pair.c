@@ -67,6 +67,11 @@ static bool pair_lendable(void *opaque, const struct kva_loan *loan)
     return !node->refuses && closed && loan->request == 5 && loan->generation == 3;
 }
 
+static bool pair_reaches(void *opaque, uint32_t creditor KVA_UNUSED)
+{
+    return !((const struct pair_node *)opaque)->unreached;
+}
+
 static void pair_lent(void *opaque, const struct kva_loan *loan)
 {
     struct pair_node *node = opaque;
@@ -111,6 +116,7 @@ void pair_init(struct pair *pair)
             .guest_reserve = pair_guest_reserve,
             .guest_free = pair_guest_free,
             .lendable = pair_lendable,
+            .reaches = pair_reaches,
             .lent = pair_lent,
             .home_reserve = pair_home_reserve,
             .came_home = pair_came_home,

@@ -435,6 +435,38 @@ static void test_rmanager__a_loan_that_nobody_takes_back_moves_nothing(void **st
     pair_finish(&pair);
 }
 
+/* All pages are there, and nobody could be asked for attention to them: in the next step they would be
+ * lost. */
+static void test_rmanager__a_loan_waits_until_its_creditor_can_be_asked(void **state KVA_UNUSED)
+{
+    for (int comes = 0; comes < 2; comes++) {
+        struct pair pair;
+        pair_init(&pair);
+        pair.nodes[0].unreached = true;
+        pair_move(&pair, 100, 8, 1, 1);
+        for (int i = 0; i < 9; i++) {
+            pair_settle(&pair, 0);
+            pair_step(&pair);
+            pair_wait(&pair, PAIR_TTL_NS / 10);
+        }
+        assert_int_equal(pair_stats(&pair, 1).loans, 1);
+        assert_int_equal(pair.nodes[1].taken, 8);
+        assert_int_equal(pair.nodes[0].lent, 0);
+        pair.nodes[0].unreached = !comes;
+        for (int i = 0; i < 5; i++) {
+            pair_settle(&pair, 0);
+            pair_step(&pair);
+            pair_wait(&pair, PAIR_TTL_NS / 10);
+        }
+        pair_settle(&pair, 0);
+        assert_int_equal(pair.nodes[0].lent, comes);
+        assert_int_equal(pair_stats(&pair, 1).loans, comes);
+        assert_int_equal(pair.nodes[1].guest_pages, comes ? 8 : 0);
+        assert_int_equal(pair.nodes[0].lost, 0);
+        pair_finish(&pair);
+    }
+}
+
 static void test_rmanager__reports_say_what_has_changed(void **state KVA_UNUSED)
 {
     struct pair pair;
@@ -537,6 +569,7 @@ int main(void)
         cmocka_unit_test(test_rmanager__a_new_life_holds_nothing),
         cmocka_unit_test(test_rmanager__a_broken_link_loses_what_lies_behind_it),
         cmocka_unit_test(test_rmanager__a_loan_that_nobody_takes_back_moves_nothing),
+        cmocka_unit_test(test_rmanager__a_loan_waits_until_its_creditor_can_be_asked),
         cmocka_unit_test(test_rmanager__reports_say_what_has_changed),
         cmocka_unit_test(test_rmanager__long_reports_come_in_pieces),
         cmocka_unit_test(test_rmanager__parameters_are_checked),

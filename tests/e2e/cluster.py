@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import pathlib
@@ -59,6 +60,23 @@ class Etcd:
                 return json.load(answer)["health"] == "true"
         except (OSError, ValueError):
             return False
+
+    def ask(self, path: str, **fields) -> dict:
+        request = urllib.request.Request(f"{self.url}/v3/kv/{path}", json.dumps(fields).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def change_records(self, **fields) -> int:
+        """Of all nodes that are there; how many."""
+        first, end = (base64.b64encode(key).decode() for key in (b"kvahead/", b"kvahead0"))
+        changed = 0
+        for pair in self.ask("range", key=first, range_end=end).get("kvs", []):
+            if b"/nodes/" in base64.b64decode(pair["key"]):
+                value = json.dumps({**json.loads(base64.b64decode(pair["value"])), **fields})
+                self.ask("put", key=pair["key"], value=base64.b64encode(value.encode()).decode(),
+                         ignore_lease=True)
+                changed += 1
+        return changed
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)

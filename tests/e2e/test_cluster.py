@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from cluster import BORROWED, ETCD, LENT, LOANS, STATE, Cluster
+from cluster import BORROWED, ETCD, LENT, LOANS, STATE, Cluster, free_port
 from harness import EXIT_S, MODEL, Server, command, wait_until
 
 pytestmark = [
@@ -113,6 +113,20 @@ def test_nothing_is_lent_to_a_name_that_is_not_found(cluster, prompts, alone):
     metrics = second.metrics()
     assert metrics[LOANS % "begun"] == metrics[LOANS % "lost"] == 0
     assert "nothing is lent to node 1 until it is found" in second.log()
+
+
+def test_nothing_is_lent_to_whom_nobody_can_ask(cluster, prompts, alone):
+    """Messages and pages come to it; where it would be asked for attention nobody listens."""
+    cluster.start(*SMALL)
+    cluster.wait_complete()
+    assert cluster.etcd.change_records(guest_port=free_port()) == 1
+    second = cluster.start(*SMALL)
+    cluster.wait_complete()
+    with asking(second, prompts) as futures:
+        assert results(futures) == alone
+    metrics = second.metrics()
+    assert metrics[LOANS % "lent"] == metrics[LOANS % "lost"] == 0
+    cluster.wait_nothing_lent()
 
 
 def test_a_debtor_says_what_it_says_alone(cluster, prompts, alone):

@@ -76,6 +76,12 @@ static void node_send(void *opaque, const struct kva_message *message, const voi
     send(node->world, message, content, node->world->page_bytes);
 }
 
+static bool node_reaches(void *opaque, uint32_t creditor)
+{
+    const struct world_node *node = opaque;
+    return node->world->nodes[creditor - 1].up;
+}
+
 static void manager_send(void *opaque, const struct kva_message *message)
 {
     send(opaque, message, NULL, 0);
@@ -218,6 +224,7 @@ void world_start(struct world *w, uint32_t index)
         .patience_ns = w->patience_ns,
         .step_pages = w->keeps_homes ? 2 : 0.6,
         .send = node_send,
+        .reaches = node_reaches,
         .opaque = node};
     expect_ok(kva_instance_create(&params, &node->instance, &err), &err);
     const struct kva_device_params device = {.threads = 1,

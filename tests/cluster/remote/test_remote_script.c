@@ -383,6 +383,47 @@ static void test_debtor__who_never_answers_is_given_up(void **state KVA_UNUSED)
     scripted_close(&other);
 }
 
+/* Until it may be asked, or not any more, by what progress does alone. */
+static void wait_may_ask(struct kva_debtor *debtor, uint32_t node, bool may)
+{
+    uint64_t limit_ns = kva_time_ns() + 60 * KVA_NS_PER_S;
+    while (kva_debtor_may_ask(debtor, node) != may) {
+        kva_debtor_progress(debtor);
+        assert_true(kva_time_ns() < limit_ns);
+    }
+}
+
+/* Before pages go to a creditor it is known whether it can be asked for them. */
+static void test_debtor__who_cannot_be_asked_is_known(void **state KVA_UNUSED)
+{
+    struct kva_err err;
+    struct scripted s;
+    scripted_open(&s, 1, 7);
+    struct kva_debtor *debtor = open_debtor(KVA_NS_PER_S);
+    introduce(debtor, 1, 7, &s);
+    assert_false(kva_debtor_may_ask(debtor, 2) || kva_debtor_reaches(debtor, 2));
+    /* Nobody listens there. */
+    assert_int_equal(kva_debtor_peer(debtor, 2, 1, "127.0.0.1:1", &err), KVA_OK);
+    assert_true(kva_debtor_may_ask(debtor, 2));
+    assert_false(kva_debtor_calls(debtor));
+    assert_false(kva_debtor_reaches(debtor, 2)); /* which begins to connect */
+    wait_may_ask(debtor, 2, false);
+    assert_false(kva_debtor_reaches(debtor, 2));
+    /* One that was given up comes again without being asked for attention. */
+    assert_true(kva_debtor_may_ask(debtor, 1));
+    s.next = SILENT;
+    post(debtor, 1, 1);
+    assert_false(collect(debtor));
+    assert_false(kva_debtor_may_ask(debtor, 1) || kva_debtor_reaches(debtor, 1));
+    s.next = HONEST;
+    wait_may_ask(debtor, 1, true);
+    assert_true(kva_debtor_reaches(debtor, 1));
+    post(debtor, 1, 1);
+    assert_true(collect(debtor));
+    close_debtor(debtor);
+    scripted_close(&s);
+}
+
 /* The creditor answers while the debtor stands still for longer than an answer may take. When it goes
  * on, it has to hear what others on its transport have said first. */
 static void test_debtor__its_own_standing_still_is_not_the_creditors(void **state KVA_UNUSED)
@@ -534,6 +575,7 @@ int main(void)
         cmocka_unit_test(test_debtor__any_numbers_are_handed_on),
         cmocka_unit_test(test_debtor__a_late_answer_is_to_nobody),
         cmocka_unit_test(test_debtor__who_never_answers_is_given_up),
+        cmocka_unit_test(test_debtor__who_cannot_be_asked_is_known),
         cmocka_unit_test(test_debtor__its_own_standing_still_is_not_the_creditors),
         cmocka_unit_test(test_debtor__between_steps_little_is_done_for_others),
         cmocka_unit_test(test_debtor__a_creditor_comes_again_in_a_new_life),

@@ -216,6 +216,11 @@ static void node_came_home(void *opaque, const struct kva_loan *loan)
     at->local -= request->state == WORLD_WAITING ? loan->pages : 0;
 }
 
+static bool node_reaches(void *opaque KVA_UNUSED, uint32_t creditor KVA_UNUSED)
+{
+    return true;
+}
+
 static void node_lost(void *opaque, uint64_t id, uint32_t generation)
 {
     struct world_instance *at = opaque;
@@ -238,6 +243,7 @@ static void begin_instance(struct world *world, uint32_t index)
         .guest_reserve = node_guest_reserve,
         .guest_free = node_guest_free,
         .lendable = node_lendable,
+        .reaches = node_reaches,
         .lent = node_lent,
         .home_reserve = node_home_reserve,
         .came_home = node_came_home,
