@@ -7,7 +7,6 @@
 #define LOANS_TICK_NS   (20 * KVA_NS_PER_MS)
 #define IDLE_TICK_NS    (250 * KVA_NS_PER_MS)
 
-#define LOANS_MAX       64u
 #define RETRY_NS        (250 * KVA_NS_PER_MS)
 #define LEASE_MARGIN_OF 8u
 
@@ -64,8 +63,7 @@ static enum kva_status create_instance(struct kva_node *node, struct kva_schedul
     const struct kva_instance_params params = {
         .rmanager = {.node = self->node,
                      .life = self->life,
-                     .loans_max = kva_min_u32(LOANS_MAX,
-                                              kva_kv_loans_of(node->engine->limits.sequences_max)),
+                     .loans_max = kva_node_loans(node->engine->limits.sequences_max),
                      .peers_max = 2 * (p->nodes_max + 1),
                      .entries_max = KVA_MESSAGE_ENTRIES_MAX,
                      .lend_pages_max = node->lend_pages,

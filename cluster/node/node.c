@@ -122,7 +122,7 @@ static enum kva_status create(struct kva_node *node, struct kva_err *err)
         return status;
     snprintf(node->name, sizeof(node->name), "%s", p->name);
     name_model(node);
-    node->asked_max = kva_kv_loans_of(p->rows_max);
+    node->asked_max = KVA_NODE_LOANS_MAX;
     node->peers = calloc(p->nodes_max, sizeof(*node->peers));
     node->waiting = calloc(KVA_MEMBERS_NODES_MAX, sizeof(*node->waiting));
     if (!node->peers || !node->waiting)

@@ -47,7 +47,6 @@ struct kva_node_params {
     const char *model_name;
     enum kva_dtype kv_dtype;
     enum kva_dtype act; /* of the device's queries */
-    uint32_t rows_max;  /* of a step */
     /* --- bounds --- */
     uint32_t nodes_max;
     uint32_t lend_percent;      /* of device memory that others may have here */

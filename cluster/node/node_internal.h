@@ -53,6 +53,16 @@ static inline size_t kva_node_queue_bytes(size_t page_bytes)
     return loans > usual ? loans : usual;
 }
 
+/* Loans of an instance in each role: at most so many, and no more than its engine's sequences may have.
+ * A row that decodes is asked about once for each of its loans, so that no layer's queries are of more
+ * rows than this, whoever asks. */
+#define KVA_NODE_LOANS_MAX 64u
+
+static inline uint32_t kva_node_loans(uint32_t sequences_max)
+{
+    return kva_min_u32(KVA_NODE_LOANS_MAX, kva_kv_loans_of(sequences_max));
+}
+
 /* Of a leader's plan: what a request lacks that is longer than its instance, all of it or nothing, and
  * moves of others beside it. */
 #define KVA_NODE_MOVES_MAX 256u
@@ -103,7 +113,7 @@ struct kva_node {
     size_t page_bytes;
     uint32_t unacked_pages;
     size_t queue_bytes;
-    uint32_t asked_max;  /* rows that a layer's queries are of, a row for each loan */
+    uint32_t asked_max;  /* rows that a layer's queries are of: the same on all nodes */
     uint32_t lend_pages; /* that others may have here at most */
     double copy_page_s;  /* what sending a page takes all who copy it */
 

@@ -35,7 +35,6 @@ static struct kva_node *open_node(const struct kva_model *model)
         .model_name = "shape",
         .kv_dtype = KVA_BF16,
         .act = KVA_F32,
-        .rows_max = 64,
         .nodes_max = NODES_MAX,
         .lend_percent = 100,
         .copy_percent = 1,
@@ -75,6 +74,21 @@ static void test_node__a_request_counts_on_as_many_as_it_may_have_loans(void **s
         kva_lenders_put(&lenders, node, 7);
     assert_int_equal(lenders.count, NODES_MAX);
     kva_lenders_finish(&lenders);
+}
+
+/* --- what is asked at once ----------------------------------------------------------------------- */
+
+/* A debtor has a row for each of its loans, and its creditor room for as many, whatever steps and
+ * sequences either of them has. */
+static void test_node__every_loan_may_be_asked_about_at_once(void **state KVA_UNUSED)
+{
+    const struct kva_model model = shape_of(1, 64);
+    struct kva_node *node = open_node(&model);
+    assert_int_equal(node->asked_max, KVA_NODE_LOANS_MAX);
+    assert_int_equal(kva_node_loans(1), kva_kv_loans_of(1));
+    for (uint32_t sequences = 1; sequences < 5000; sequences++)
+        assert_in_range(kva_node_loans(sequences), KVA_KV_LOANS_MAX, node->asked_max);
+    kva_node_destroy(node);
 }
 
 /* --- leading ------------------------------------------------------------------------------------ */
@@ -165,6 +179,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_node__a_request_counts_on_as_many_as_it_may_have_loans),
+        cmocka_unit_test(test_node__every_loan_may_be_asked_about_at_once),
         cmocka_unit_test(test_node__a_leader_gathers_as_many_loans_as_a_request_may_have),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
