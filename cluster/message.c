@@ -273,6 +273,13 @@ static enum kva_status check_whole(const struct kva_message *message, enum kva_s
             return kva_fail_param(err, status, "move.creditor", "node %u is to lend to itself",
                                   message->target);
         return KVA_OK;
+    case KVA_MESSAGE_RESERVE: /* whose tokens have positions of 32 bits, the one behind them too */
+        if (message->reserve.first_page >= KVA_MESSAGE_PAGES_MAX - message->reserve.pages)
+            return kva_fail_param(err, status, "reserve.first_page",
+                                  "%u pages from page %u on, they have to end before page %u",
+                                  message->reserve.pages, message->reserve.first_page,
+                                  KVA_MESSAGE_PAGES_MAX);
+        return KVA_OK;
     default:
         return KVA_OK;
     }

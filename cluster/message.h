@@ -157,7 +157,7 @@ struct kva_message {
             uint64_t request;
             uint32_t generation;
             uint32_t first_page;
-            uint32_t pages;
+            uint32_t pages; /* with first_page less than KVA_MESSAGE_PAGES_MAX */
             uint64_t ttl_ns;
         } reserve;
         struct {

@@ -122,7 +122,7 @@ static bool place(struct kva_rmanager *r, struct kva_loan *loan)
 {
     for (; loan->pages > 0; loan->pages /= 2) {
         loan->first_page = first_free_page(r, loan);
-        if (loan->first_page <= KVA_MESSAGE_PAGES_MAX - loan->pages &&
+        if (loan->first_page < KVA_MESSAGE_PAGES_MAX - loan->pages &&
             r->ops.lendable(r->ops.opaque, loan))
             return true;
     }

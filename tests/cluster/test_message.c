@@ -248,6 +248,14 @@ static void test_message__values_out_of_bounds_are_not_written(void **state KVA_
     refused(m, "move.ttl_ns");
     m = sample(KVA_MESSAGE_MOVE), m.move.creditor = m.target;
     refused(m, "move.creditor");
+    m = sample(KVA_MESSAGE_RESERVE), m.reserve.first_page = KVA_MESSAGE_PAGES_MAX - 36;
+    refused(m, "reserve.first_page");
+    m = sample(KVA_MESSAGE_RESERVE);
+    m.reserve.first_page = m.reserve.pages = KVA_MESSAGE_PAGES_MAX;
+    refused(m, "reserve.first_page");
+    m = sample(KVA_MESSAGE_RESERVE), m.reserve.first_page = KVA_MESSAGE_PAGES_MAX - 37;
+    uint8_t bytes[KVA_MESSAGE_BYTES_MAX];
+    assert_true(encode(&m, bytes) > 0);
     m = sample(KVA_MESSAGE_REFUSE), m.refuse.reason = KVA_REFUSAL_END;
     refused(m, "refuse.reason");
     m = sample(KVA_MESSAGE_HEARTBEAT), m.heartbeat.load.free_pages = 1001;
@@ -280,8 +288,13 @@ static void not_read(const uint8_t *bytes, size_t size, const char *word)
 static void test_message__what_is_wrong_is_named(void **state KVA_UNUSED)
 {
     uint8_t bytes[KVA_MESSAGE_BYTES_MAX];
-    struct kva_message message = sample(KVA_MESSAGE_HEARTBEAT), read;
+    struct kva_message message = sample(KVA_MESSAGE_RESERVE), read;
     size_t size = encode(&message, bytes);
+    memset(bytes + size - 16, 0xFF, 3); /* its first page: 67,108,863, of 26 bits */
+    bytes[size - 13] = 3;
+    not_read(bytes, size, "36 pages from page 67108863 on");
+    message = sample(KVA_MESSAGE_HEARTBEAT);
+    size = encode(&message, bytes);
     not_read(bytes, 39, "39 bytes");
     not_read(bytes, size - 1, "are left");
     bytes[0] = 'b';

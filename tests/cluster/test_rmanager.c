@@ -62,6 +62,18 @@ static void test_rmanager__an_order_may_be_carried_out_in_part(void **state KVA_
     pair_finish(&pair);
 }
 
+/* What RESERVE could not say: the position behind the last of its tokens has more than 32 bits. */
+static void test_rmanager__positions_of_a_loan_have_32_bits(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair_move(&pair, 100, KVA_MESSAGE_PAGES_MAX, 1, 1);
+    const struct kva_message *reserve = pair_last(&pair, KVA_MESSAGE_RESERVE);
+    assert_int_equal(reserve->reserve.first_page, 0);
+    assert_int_equal(reserve->reserve.pages, KVA_MESSAGE_PAGES_MAX / 2);
+    pair_finish(&pair);
+}
+
 static void test_rmanager__pages_go_at_their_rate(void **state KVA_UNUSED)
 {
     struct pair pair;
@@ -552,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_rmanager__a_loan_goes_and_comes_home),
         cmocka_unit_test(test_rmanager__loans_of_a_request_do_not_overlap),
         cmocka_unit_test(test_rmanager__an_order_may_be_carried_out_in_part),
+        cmocka_unit_test(test_rmanager__positions_of_a_loan_have_32_bits),
         cmocka_unit_test(test_rmanager__pages_go_at_their_rate),
         cmocka_unit_test(test_rmanager__nobody_has_both_roles),
         cmocka_unit_test(test_rmanager__memory_and_tables_have_ends),

@@ -42,6 +42,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(strcmp(kva_message_name(message.type), "unknown") != 0);
     if (message.type == KVA_MESSAGE_HEARTBEAT)
         check_heartbeat(&message);
+    if (message.type == KVA_MESSAGE_RESERVE)
+        require(message.reserve.first_page + message.reserve.pages < KVA_MESSAGE_PAGES_MAX);
     require(kva_message_encode(&message, again, sizeof(again), &written, &err) == KVA_OK);
     require(written == size && memcmp(again, data, size) == 0);
     return 0;
