@@ -78,7 +78,10 @@ enum kva_node_frame {
     KVA_NODE_PROBED,
 };
 
-/* How fast the link to a member is: frames that it sends back (probe.c). */
+/* How fast the link to a member is: frames that it sends back (probe.c), every other one with so many
+ * bytes. */
+#define KVA_PROBE_BYTES ((size_t)256 << 10)
+
 struct kva_probe_mark {
     uint64_t sent_ns;
     uint64_t bytes;

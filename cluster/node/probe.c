@@ -8,12 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS     8u /* every other one with data */
-#define DATA_BYTES ((size_t)256 << 10)
+#define ROUNDS 8u /* every other one with data */
 
 static void ask(struct kva_node *node, struct kva_peer *peer, uint64_t now_ns)
 {
-    size_t bytes = peer->probe.asked % 2 == 1 ? DATA_BYTES : 0;
+    size_t bytes = peer->probe.asked % 2 == 1 ? KVA_PROBE_BYTES : 0;
     const struct kva_probe_mark mark = {.sent_ns = now_ns, .bytes = bytes};
     void *data = bytes ? calloc(1, bytes) : NULL;
     peer->probe.asked++;
@@ -43,7 +42,7 @@ static void conclude(struct kva_node *node, struct kva_peer *peer)
     double longer_s = probe->least_s[1] - probe->least_s[0];
     probe->latency_s = probe->least_s[0] / 2;
     if (longer_s > 0)
-        probe->bytes_per_s = (double)DATA_BYTES / longer_s;
+        probe->bytes_per_s = (double)KVA_PROBE_BYTES / longer_s;
     kva_log(KVA_LOG_INFO, "cluster       link to node %u: %.1f us one way, %.0f MB/s",
             peer->member.node, probe->latency_s * 1e6, probe->bytes_per_s / 1e6);
     kva_node_manager_link_measured(node);
@@ -56,7 +55,7 @@ void kva_probe_take(struct kva_node *node, const struct kva_link_frame *frame, u
     if (!peer || frame->header_bytes != sizeof(mark) || peer->probe.answered >= peer->probe.asked)
         return;
     memcpy(&mark, frame->header, sizeof(mark));
-    if (mark.sent_ns > now_ns || (mark.bytes != 0 && mark.bytes != DATA_BYTES))
+    if (mark.sent_ns > now_ns || (mark.bytes != 0 && mark.bytes != KVA_PROBE_BYTES))
         return;
     double *least_s = &peer->probe.least_s[mark.bytes > 0];
     double took_s = (double)(now_ns - mark.sent_ns) / 1e9;

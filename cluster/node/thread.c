@@ -359,13 +359,14 @@ static void *run(void *opaque)
 enum kva_status kva_node_listen(struct kva_node *node, struct kva_err *err)
 {
     const struct kva_node_params *p = &node->params;
+    const size_t pages_bytes = node->unacked_pages * node->page_bytes;
     const struct kva_link_params params = {
         .transport = node->transport,
         .listen = p->listen,
         .secret = node->secret,
         .secret_bytes = node->secret_bytes,
         .header_bytes_max = KVA_MESSAGE_BYTES_MAX,
-        .data_bytes_max = node->unacked_pages * node->page_bytes,
+        .data_bytes_max = pages_bytes > KVA_PROBE_BYTES ? pages_bytes : KVA_PROBE_BYTES,
         .unsent_bytes_max = node->queue_bytes,
         .unread_bytes_max = node->queue_bytes,
         .peers_max = p->nodes_max,

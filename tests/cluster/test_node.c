@@ -91,6 +91,45 @@ static void test_node__every_loan_may_be_asked_about_at_once(void **state KVA_UN
     kva_node_destroy(node);
 }
 
+/* --- links -------------------------------------------------------------------------------------- */
+
+static void meet(struct kva_node *node, uint32_t self, uint32_t other)
+{
+    node->self = self;
+    node->self_life = self;
+    node->peers[node->peer_count++].member = (struct kva_member){.node = other, .life = other};
+    kva_link_identify(node->link, self, self);
+}
+
+/* Pages may be so small that those of a loan on their way have fewer bytes than a link is measured
+ * with. */
+static void test_node__links_are_measured_whatever_a_page_has(void **state KVA_UNUSED)
+{
+    const struct kva_model model = shape_of(1, 64);
+    struct kva_node *nodes[2] = {open_node(&model), open_node(&model)};
+    const uint64_t limit_ns = kva_time_ns() + 60 * KVA_NS_PER_S;
+    char address[KVA_NODE_ADDRESS_MAX];
+    struct kva_err err = {0};
+    assert_true(nodes[0]->unacked_pages * nodes[0]->page_bytes < KVA_PROBE_BYTES);
+    meet(nodes[0], 1, 2);
+    meet(nodes[1], 2, 1);
+    kva_node_address("127.0.0.1", kva_link_port(nodes[1]->link), address);
+    if (kva_link_connect(nodes[0]->link, 2, 2, address, &err))
+        fail_msg("%s", err.message);
+    const struct kva_peer *peers[2] = {&nodes[0]->peers[0], &nodes[1]->peers[0]};
+    while (peers[0]->probe.latency_s == 0 || peers[1]->probe.latency_s == 0) {
+        assert_true(kva_time_ns() < limit_ns);
+        for (int i = 0; i < 2; i++) {
+            kva_link_progress(nodes[i]->link, kva_time_ns());
+            assert_int_equal(peers[i]->retry_ns, 0); /* the connection broke */
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        nodes[i]->peer_count = 0;
+        kva_node_destroy(nodes[i]);
+    }
+}
+
 /* --- leading ------------------------------------------------------------------------------------ */
 
 static void report(struct kva_node *node, uint32_t source, struct kva_message_load load,
@@ -180,6 +219,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_node__a_request_counts_on_as_many_as_it_may_have_loans),
         cmocka_unit_test(test_node__every_loan_may_be_asked_about_at_once),
+        cmocka_unit_test(test_node__links_are_measured_whatever_a_page_has),
         cmocka_unit_test(test_node__a_leader_gathers_as_many_loans_as_a_request_may_have),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
