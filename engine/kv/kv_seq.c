@@ -8,14 +8,16 @@
 
 #include <stdlib.h>
 
-/* What the policy's parts ask of the model's shape. */
-static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+/* What the policy's parts ask of the model's shape, and of amounts that are tokens by now. */
+static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_plan *plan,
                                    struct kva_err *err)
 {
+    const struct kva_kv_spec spec =
+        kva_kv_spec_resolve(plan->spec, plan->prompt_tokens, plan->tokens_max);
     enum kva_status status = KVA_OK;
-    for (const struct kva_kv_part *const *part = kva_kv_policy_of(spec)->parts; *part && !status;
+    for (const struct kva_kv_part *const *part = kva_kv_policy_of(&spec)->parts; *part && !status;
          part++)
-        status = (*part)->check ? (*part)->check(kv, spec, err) : KVA_OK;
+        status = (*part)->check ? (*part)->check(kv, &spec, err) : KVA_OK;
     return status;
 }
 
@@ -100,7 +102,7 @@ enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_p
 {
     enum kva_status status = kva_kv_spec_check(plan->spec, err);
     if (!status)
-        status = check_shape(kv, plan->spec, err);
+        status = check_shape(kv, plan, err);
     if (!status)
         status = check_device(kv, plan, err);
     if (status)

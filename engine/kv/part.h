@@ -42,7 +42,8 @@ struct kva_kv_part {
                                   struct kva_err *err);
     void (*cache_finish)(const struct kva_kv_part *self, struct kva_kv *kv);
 
-    /* What the part asks of the model's shape. Fails: KVA_EUNSUPPORTED, KVA_EINVAL. */
+    /* What the part asks of the model's shape; `spec` is resolved. Fails: KVA_EUNSUPPORTED,
+     * KVA_EINVAL. */
     enum kva_status (*check)(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              struct kva_err *err);
 

@@ -5,6 +5,7 @@
 #include "engine/kv/parts/kept_internal.h"
 #include "tests/engine/kept_specs.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* --- limits ---------------------------------------------------------------------------------- */
@@ -536,6 +537,56 @@ static void test_kept__refuses_sliding_windows(void **state KVA_UNUSED)
     fixture_close(&f);
 }
 
+/* Keys are turned so many at once: what counts is what a sequence can keep, be it said in percent.
+ */
+static void test_kept__refuses_more_than_are_turned_at_once(void **state KVA_UNUSED)
+{
+    enum { POSITIONS = 131072 };
+    static const char config[] =
+        "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":32,"
+        "\"intermediate_size\":32,\"num_hidden_layers\":1,\"num_attention_heads\":2,"
+        "\"num_key_value_heads\":1,\"vocab_size\":300,\"max_position_embeddings\":131072}";
+    static const struct {
+        const char *spec;
+        uint32_t prompt;
+        bool fits;
+    } cases[] = {
+        {"h2o:positions=index:heavy=512", 1000, true},
+        {"h2o:positions=index:heavy=50%:recent=50%", 1000, true},
+        {"h2o:positions=index:heavy=50%:recent=50%", 65000, true},
+        {"h2o:positions=index:heavy=50%:recent=50%", 70000, false},
+        {"q-hitter:positions=index:heavy=70%:recent=30%", 70000, false},
+        {"h2o:positions=original:heavy=50%:recent=50%", 70000, true},
+        {"h2o:positions=index:heavy=70000:recent=64", 80000, false},
+    };
+    char path[FIXTURE_PATH_BYTES];
+    struct fixture f;
+    struct kva_err err;
+    uint32_t *prompt = calloc(POSITIONS, sizeof *prompt);
+    const struct kva_sampling_params sampling = trace_sampling();
+    fixture_make_model(config, 1, 0, path);
+    fixture_open(&f, &(struct fixture_params){.model_path = path,
+                                              .context_max = POSITIONS,
+                                              .device_bytes = 100 << 20,
+                                              .host_bytes = 100 << 20});
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_sequence_params params = {.prompt = prompt,
+                                             .prompt_tokens = cases[i].prompt,
+                                             .tokens_max = cases[i].prompt + 100,
+                                             .sampling = &sampling};
+        assert_int_equal(kva_kv_spec_parse(cases[i].spec, NULL, &params.kv, &err), KVA_OK);
+        const enum kva_status status = f.engine->ops->check(f.engine->self, &params, &err);
+        if (status != (cases[i].fits ? KVA_OK : KVA_EUNSUPPORTED))
+            fail_msg("%s, %u tokens: %d, '%s'", cases[i].spec, cases[i].prompt, status,
+                     status ? err.message : "");
+        if (!cases[i].fits)
+            assert_string_equal(err.param, "positions");
+    }
+    fixture_close(&f);
+    fixture_remove_model(path);
+    free(prompt);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -551,6 +602,7 @@ int main(void)
         cmocka_unit_test(test_kept__prompts_give_host_memory_back),
         cmocka_unit_test(test_kept__a_device_tier_that_is_full),
         cmocka_unit_test(test_kept__refuses_sliding_windows),
+        cmocka_unit_test(test_kept__refuses_more_than_are_turned_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
