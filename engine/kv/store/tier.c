@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Item sizes that can be in use at once: pages, layer blocks, and what the settings of requests
- * bring. */
-#define CLASSES_MAX 64
-#define NONE        UINT32_MAX
+/* Item sizes that there is room for at first: pages, layer blocks, and what the settings of requests
+ * bring. No more of them own chunks at once than there are chunks. */
+#define CLASSES_FIRST 64
+#define NONE          UINT32_MAX
 
 /* Neighbouring chunks of one class form a run, whose items lie one behind the other from the run's
  * first chunk on, across the chunks' borders. An item belongs to the chunk in which it begins; one
@@ -42,7 +42,8 @@ struct kva_tier {
     struct chunk *chunks;
     uint32_t *links; /* [chunk_count][links_per_chunk]: next free item within a chunk; never in the
                         items themselves, which may be memory that the host cannot touch */
-    struct item_class classes[CLASSES_MAX];
+    struct item_class *classes; /* [class_count]: it moves where find_class makes it grow */
+    uint32_t class_count;
 };
 
 /* Items are never smaller than this fraction of a chunk (a layer block of a model with many layers,
@@ -237,6 +238,7 @@ void kva_tier_destroy(struct kva_tier *tier)
         kva_device_free(tier->device, KVA_MEM_DEVICE, tier->base,
                         (size_t)tier->chunk_count * tier->chunk_bytes);
     free(tier->chunks);
+    free(tier->classes);
     free(tier->links);
     free(tier);
 }
@@ -265,10 +267,24 @@ static uint32_t items_per_chunk(const struct kva_tier *tier, size_t item_bytes)
     return (uint32_t)kva_min_size(tier->chunk_bytes / item_bytes, ITEMS_PER_CHUNK_MAX);
 }
 
+/* Twice as many classes, for every one owns a chunk. The first that came; NONE: out of memory. */
+static uint32_t add_classes(struct kva_tier *tier)
+{
+    uint32_t before = tier->class_count;
+    uint32_t count = kva_max_u32(2 * before, CLASSES_FIRST);
+    struct item_class *classes = realloc(tier->classes, count * sizeof(*classes));
+    if (!classes)
+        return NONE;
+    memset(classes + before, 0, (count - before) * sizeof(*classes));
+    tier->classes = classes;
+    tier->class_count = count;
+    return before;
+}
+
 static uint32_t find_class(struct kva_tier *tier, size_t item_bytes)
 {
     uint32_t vacant = NONE;
-    for (uint32_t i = 0; i < CLASSES_MAX; i++) {
+    for (uint32_t i = 0; i < tier->class_count; i++) {
         if (tier->classes[i].item_bytes == item_bytes)
             return i;
         if (tier->classes[i].chunks == 0 &&
@@ -276,6 +292,7 @@ static uint32_t find_class(struct kva_tier *tier, size_t item_bytes)
             vacant = i;
     }
     uint32_t per_chunk = items_per_chunk(tier, item_bytes);
+    vacant = vacant == NONE ? add_classes(tier) : vacant;
     if (vacant == NONE || !make_links(tier, per_chunk + 1))
         return NONE;
     bool bridges =

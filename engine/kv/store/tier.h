@@ -25,8 +25,8 @@ KVA_MUST_CHECK enum kva_status kva_tier_create(struct kva_device *device, uint64
                                                struct kva_err *err);
 void kva_tier_destroy(struct kva_tier *tier);
 
-/* Make ready for items of a size, so that taking one allocates nothing. False: out of memory, or of
- * sizes. */
+/* Make ready for items of a size, so that taking one allocates nothing; unless more sizes are taken
+ * at once than ever before. False: out of memory. */
 bool kva_tier_prepare(struct kva_tier *tier, size_t item_bytes);
 
 /* An item of `item_bytes`; NULL: the tier is full. Content is undefined. */

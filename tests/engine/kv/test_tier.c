@@ -153,6 +153,35 @@ static void test_tier__any_number_of_sizes_can_follow_each_other(void **state KV
     kva_device_close(device);
 }
 
+static void test_tier__any_number_of_sizes_can_be_taken_at_once(void **state KVA_UNUSED)
+{
+    enum { CHUNK = 4096, CHUNKS = 300, FIRST = 700 };
+    struct kva_device *device = open_device();
+    struct kva_tier *tier;
+    struct kva_err err;
+    unsigned char *items[CHUNKS];
+    assert_int_equal(kva_tier_create(device, CHUNKS * CHUNK, CHUNK, &tier, &err), KVA_OK);
+    for (uint32_t round = 0; round < 2; round++) {
+        for (uint32_t i = 0; i < CHUNKS; i++) {
+            const size_t size = FIRST + 7 * i + round;
+            if (!kva_tier_prepare(tier, size) || !(items[i] = kva_tier_alloc(tier, size)))
+                fail_msg("there is no room for size %u of those that are taken", i);
+            memset(items[i], (unsigned char)i, size);
+        }
+        assert_int_equal(kva_tier_used_bytes(tier), CHUNKS * CHUNK);
+        assert_null(kva_tier_alloc(tier, FIRST + 7 * CHUNKS));
+        for (uint32_t i = 0; i < CHUNKS; i++) {
+            const size_t size = FIRST + 7 * i + round;
+            assert_int_equal(items[i][0], (unsigned char)i);
+            assert_int_equal(items[i][size - 1], (unsigned char)i);
+            kva_tier_free(tier, items[i], size);
+        }
+        assert_int_equal(kva_tier_used_bytes(tier), 0);
+    }
+    kva_tier_destroy(tier);
+    kva_device_close(device);
+}
+
 static void test_tier__a_budget_under_one_chunk_is_refused(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device();
@@ -171,6 +200,7 @@ int main(void)
         cmocka_unit_test(test_tier__footprint_is_what_an_empty_tier_takes),
         cmocka_unit_test(test_tier__sizes_that_grow_together_lose_little),
         cmocka_unit_test(test_tier__any_number_of_sizes_can_follow_each_other),
+        cmocka_unit_test(test_tier__any_number_of_sizes_can_be_taken_at_once),
         cmocka_unit_test(test_tier__a_budget_under_one_chunk_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
