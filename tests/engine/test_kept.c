@@ -420,6 +420,52 @@ static void test_kept__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
     }
 }
 
+/* Of a store that a sequence cannot fill nothing is taken or promised but what it can: 190 tokens
+ * give it one page. What it says is what it said. */
+static void test_kept__a_store_is_no_larger_than_its_sequence(void **state KVA_UNUSED)
+{
+    enum { PROMPT = 150 };
+    const struct kva_sampling_params sampling = trace_sampling();
+    uint32_t prompt[PROMPT];
+    fixture_prompt(prompt, PROMPT, VOCAB, 4);
+    for (uint32_t i = 0; i < 6; i++) {
+        struct fixture f;
+        struct kva_engine_usage usage;
+        struct kva_kv_spec enough = i < 2 ? small(KVA_MASS_LAST) : coded(4, KVA_MASS_LAST);
+        enough.heavy = 60;
+        enough.bits = i >= 4 ? 16 : enough.bits;
+        enough.positions = i % 2 ? KVA_POSITIONS_INDEX : KVA_POSITIONS_ORIGINAL;
+        struct kva_kv_spec wide = enough;
+        wide.heavy = 5000;
+        wide.recent = 3000;
+        const struct fixture_params params = {.model_path = LLAMA};
+        struct run run = {
+            .prompt_tokens = PROMPT, .prompt_seed = 4, .kv = enough, .suspend_every = 5};
+        const struct trace want = run_under(&params, run);
+        run.kv = wide;
+        const struct trace got = run_under(&params, run);
+        trace_expect_same(&got, &want, "a store with room");
+        fixture_open(&f, &params);
+        const struct kva_tier_bytes most =
+            kva_model_engine_footprint(f.engine, &wide, PROMPT, PROMPT + OUTPUT);
+        const struct kva_tier_bytes least =
+            kva_model_engine_footprint(f.engine, &enough, PROMPT, PROMPT + OUTPUT);
+        assert_int_equal(most.device, least.device);
+        assert_int_equal(most.host, least.host);
+        struct kva_sequence *seq =
+            fixture_start(&f, &(struct kva_sequence_params){.prompt = prompt,
+                                                            .prompt_tokens = PROMPT,
+                                                            .tokens_max = PROMPT + OUTPUT,
+                                                            .sampling = &sampling,
+                                                            .kv = wide});
+        f.engine->ops->usage(f.engine->self, &usage);
+        assert_int_equal(usage.used.host,
+                         most.host + kva_model_engine_stream_bytes(f.engine, PROMPT));
+        f.engine->ops->destroy(f.engine->self, seq);
+        fixture_close(&f);
+    }
+}
+
 /* Prompts that fit the host one at a time: once one is in, its memory is for the next. */
 static void test_kept__prompts_give_host_memory_back(void **state KVA_UNUSED)
 {
@@ -599,6 +645,7 @@ int main(void)
         cmocka_unit_test(test_kept__percent_of_a_prompt_past_the_context),
         cmocka_unit_test(test_kept__how_far_a_sequence_may_go),
         cmocka_unit_test(test_kept__bytes_told_are_bytes_taken),
+        cmocka_unit_test(test_kept__a_store_is_no_larger_than_its_sequence),
         cmocka_unit_test(test_kept__prompts_give_host_memory_back),
         cmocka_unit_test(test_kept__a_device_tier_that_is_full),
         cmocka_unit_test(test_kept__refuses_sliding_windows),

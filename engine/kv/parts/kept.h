@@ -24,7 +24,8 @@
 
 #include "engine/kv/policy.h"
 
-/* Store pages of a sequence at most; `spec` is resolved. */
+/* Store pages of a sequence at most: of what it keeps, and no more than its tokens can fill; `spec`
+ * is resolved, or the latter is left out. */
 uint32_t kva_kept_pages_max(const struct kva_kv_spec *spec);
 
 /* A policy's answers (policy.h). */

@@ -9,7 +9,10 @@ uint32_t kva_kept_pages_max(const struct kva_kv_spec *spec)
 {
     uint64_t tokens = (uint64_t)spec->sinks + spec->heavy + spec->recent;
     tokens -= kva_min_u32(spec->recent, WINDOW); /* the window has them */
-    return (uint32_t)kva_div_up(tokens > 0 ? tokens : 1, KVA_PAGE_TOKENS);
+    uint32_t pages = (uint32_t)kva_div_up(tokens > 0 ? tokens : 1, KVA_PAGE_TOKENS);
+    if (spec->tokens_max == 0)
+        return pages;
+    return kva_min_u32(pages, kva_max_u32(kva_kept_offloaded(spec, spec->tokens_max), 1));
 }
 
 /* Learned positions are in a token from the beginning; but rows that come in pieces are weighed in 16

@@ -265,7 +265,8 @@ static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
     k->store = store_of(kv, seq, layer);
     k->filled = kva_min_u32(k->position_first, k->store.slots);
     k->sinks = seq->spec.sinks;
-    k->recent = seq->spec.recent - KVA_PAGE_TOKENS;
+    /* A store that has room for all of a sequence may be less than what it would never drop. */
+    k->recent = kva_min_u32(seq->spec.recent - KVA_PAGE_TOKENS, k->store.slots - k->sinks);
     k->pure = seq->spec.pure;
     if (kva_kept_codes(&seq->spec)) {
         find_mean(kv, seq, layer, coming);
