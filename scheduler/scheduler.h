@@ -139,8 +139,8 @@ struct kva_scheduler_params {
      * are served are served in time. 0: they wait as long as it takes. */
     uint64_t waiting_time_ns;
     /* A choice that is longer than the device tier waits, once its prompt is in, for other instances
-     * to hold the rest of it; where that takes so long, it ends with KVA_FINISH_ERROR and
-     * KVA_ELIMIT. 0: it waits as long as it takes. */
+     * to hold the rest of it; where that takes so long, in all since its last token, it ends with
+     * KVA_FINISH_ERROR and KVA_ELIMIT. 0: it waits as long as it takes. */
     uint64_t lending_time_ns;
     uint64_t aging_ns;       /* one priority level is gained per this long in the queue; 0: none,
                                 strict priorities */
