@@ -46,11 +46,55 @@ struct reader {
     SPLIT("'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| ?[^\\\\s\\\\p{L}\\\\p{N}]+|"           \
           "\\\\s+(?!\\\\S)|\\\\s+")
 
+/* Mistral Nemo: words begin where small letters turn to capital ones. */
+#define TEKKEN_UPPER "[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]"
+#define TEKKEN_LOWER "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]"
+#define TEKKEN_FIRST "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
+#define TEKKEN_REST                                                                                \
+    "\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
+#define TEKKEN_WORD                                                                                \
+    TEKKEN_FIRST TEKKEN_UPPER "*" TEKKEN_LOWER "+|" TEKKEN_FIRST TEKKEN_UPPER "+" TEKKEN_LOWER "*"
+#define TEKKEN SEQUENCE(SPLIT(TEKKEN_WORD "|" TEKKEN_REST) "," BYTES("false"))
+
+/* Of DeepSeek, from before the third. Letters are those of alphabets with two cases, as one version
+ * of Unicode had them. */
+#define DEEPSEEK_LETTERS                                                                           \
+    "A-Za-z\\u00B5\\u00C0-\\u00D6\\u00D8-\\u00F6\\u00F8-\\u01BA\\u01BC-\\u01BF"                    \
+    "\\u01C4-\\u0293\\u0295-\\u02AF\\u0370-\\u0373\\u0376\\u0377\\u037B-\\u037D\\u037F"            \
+    "\\u0386\\u0388-\\u038A\\u038C\\u038E-\\u03A1\\u03A3-\\u03F5\\u03F7-\\u0481"                   \
+    "\\u048A-\\u052F\\u0531-\\u0556\\u10A0-\\u10C5\\u13A0-\\u13F5\\u13F8-\\u13FD"                  \
+    "\\u1C90-\\u1CBA\\u1CBD-\\u1CBF\\u1D00-\\u1D2B\\u1D6B-\\u1D77\\u1D79-\\u1D9A"                  \
+    "\\u1E00-\\u1F15\\u1F18-\\u1F1D\\u1F20-\\u1F45\\u1F48-\\u1F4D\\u1F50-\\u1F57\\u1F59"           \
+    "\\u1F5B\\u1F5D\\u1F5F-\\u1F7D\\u1F80-\\u1FB4\\u1FB6-\\u1FBC\\u1FBE\\u1FC2-\\u1FC4"            \
+    "\\u1FC6-\\u1FCC\\u1FD0-\\u1FD3\\u1FD6-\\u1FDB\\u1FE0-\\u1FEC\\u1FF2-\\u1FF4"                  \
+    "\\u1FF6-\\u1FFC\\u2102\\u2107\\u210A-\\u2113\\u2115\\u2119-\\u211D\\u2124\\u2126"             \
+    "\\u2128\\u212A-\\u212D\\u212F-\\u2134\\u2139\\u213C-\\u213F\\u2145-\\u2149\\u214E"            \
+    "\\u2183\\u2184\\u2C00-\\u2C7B\\u2C7E-\\u2CE4\\u2CEB-\\u2CEE\\u2CF2\\u2CF3"                    \
+    "\\uA640-\\uA66D\\uA680-\\uA69B\\uA722-\\uA76F\\uA771-\\uA787\\uA78B-\\uA78E"                  \
+    "\\uAB70-\\uABBF\\uFB00-\\uFB06\\uFB13-\\uFB17\\uFF21-\\uFF3A\\uFF41-\\uFF5A"                  \
+    "\\uD801\\uDC00-\\uD801\\uDC4F\\uD801\\uDCB0-\\uD801\\uDCD3"                                   \
+    "\\uD801\\uDCD8-\\uD801\\uDCFB\\uD803\\uDC80-\\uD803\\uDCB2"                                   \
+    "\\uD803\\uDCC0-\\uD803\\uDCF2\\uD806\\uDCA0-\\uD806\\uDCDF"                                   \
+    "\\uD83A\\uDD00-\\uD83A\\uDD43"
+#define DEEPSEEK_MARKS "!-/:-~\\uFF01-\\uFF0F\\uFF1A-\\uFF5E\\u2018-\\u201F\\u3000-\\u3002"
+#define DEEPSEEK_LLM                                                                               \
+    SPLIT("\\\\s?[" DEEPSEEK_LETTERS "]+")                                                         \
+    "," SPLIT("\\\\s?[" DEEPSEEK_MARKS "]+") "," SPLIT("\\\\s+$")
+#define DEEPSEEK_CODER SPLIT("\\\\s?\\\\p{L}+") "," SPLIT("\\\\s?\\\\p{P}+")
+#define DEEPSEEK_HAN   SPLIT("[\\u4E00-\\u9FA5\\u0800-\\u4E00\\uAC00-\\uD7FF]+")
+#define DEEPSEEK(words)                                                                            \
+    SEQUENCE(SPLIT("[\\r\\n]") "," words "," DEEPSEEK_HAN "," DIGITS "," BYTES("false"))
+
 static const struct pre pre_table[] = {
     {"gpt-2", NULL, BYTES("true"), false, false},
     {"llama-bpe", NULL, WORDS("\\\\p{N}{1,3}"), true, true},
     {"llama3", NULL, WORDS("\\\\p{N}{1,3}"), true, true},
     {"llama-v3", NULL, WORDS("\\\\p{N}{1,3}"), true, true},
+    /* Llama 3, as it was published at first. */
+    {"smaug-bpe", NULL, WORDS("\\\\p{N}{1,3}"), false, false},
+    {"tekken", NULL, TEKKEN, true, true},
+    {"deepseek-llm", NULL, DEEPSEEK(DEEPSEEK_LLM), false, false},
+    {"deepseek-coder", NULL, DEEPSEEK(DEEPSEEK_CODER), false, false},
     {"qwen2", KVA_TREE_NFC, WORDS("\\\\p{N}"), false, false},
     {"deepseek-r1-qwen", KVA_TREE_NFC, WORDS("\\\\p{N}"), false, false},
     {"smollm", NULL, SEQUENCE(DIGITS "," BYTES("true")), false, false},

@@ -336,6 +336,47 @@ static void test_gguf__pre_tokenizers_differ(void **state KVA_UNUSED)
     }
 }
 
+/* Of all neighbours that a splitter may part there is a token, and two that no merge makes. */
+static void put_neighbours(struct gguf_writer *writer, const char *pre)
+{
+    const char *const tokens[] = {"a",   "A",  "1",  "!",        "$",   "\xC4\xA0",  "aA",
+                                  "Aa",  "11", "!$", "\xC4\x8A", "<s>", "!\xC4\x8A", "\xC4\xA0\x61",
+                                  "AaA", "AAa"};
+    const char *const merges[] = {"a A", "A a", "1 1", "! $", "! \xC4\x8A", "\xC4\xA0 a"};
+    const int32_t types[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, CONTROL, 1, 1, 1, 1};
+    gguf_writer_init(writer);
+    gguf_put_string(writer, "tokenizer.ggml.model", "gpt2");
+    gguf_put_string(writer, "tokenizer.ggml.pre", pre);
+    gguf_put_strings(writer, "tokenizer.ggml.tokens", tokens, 16);
+    gguf_put_i32s(writer, "tokenizer.ggml.token_type", types, 16);
+    gguf_put_strings(writer, "tokenizer.ggml.merges", merges, 6);
+    gguf_put_u32(writer, "tokenizer.ggml.bos_token_id", 11);
+}
+
+static void test_gguf__pre_tokenizers_split(void **state KVA_UNUSED)
+{
+    static const char *const texts[] = {"aA", "AaA", "AAa", "11", "!\n", "!$", "  a"};
+    static const struct {
+        const char *pre, *ids[KVA_COUNT_OF(texts)];
+        bool bos;
+    } cases[] = {
+        {"llama-bpe", {"6", "14", "15", "8", "12", "9", "5 13"}, true},
+        {"smaug-bpe", {"6", "1 6", "1 7", "8", "12", "9", "5 13"}, false},
+        {"tekken", {"0 1", "7 1", "15", "2 2", "12", "9", "5 13"}, true},
+        {"deepseek-llm", {"6", "1 6", "1 7", "2 2", "3 10", "9", "5 13"}, false},
+        {"deepseek-coder", {"6", "1 6", "1 7", "2 2", "3 10", "3 4", "5 13"}, false},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct gguf_writer writer;
+        put_neighbours(&writer, cases[i].pre);
+        struct kva_tokenizer *tokenizer = load(&writer);
+        for (size_t j = 0; j < KVA_COUNT_OF(texts); j++)
+            check(tokenizer, texts[j], false, false, cases[i].ids[j]);
+        check(tokenizer, "a", true, false, cases[i].bos ? "11 0" : "0");
+        kva_tokenizer_destroy(tokenizer);
+    }
+}
+
 /* SentencePiece: of "abc" the pair whose token scores higher is joined, not the one that stands
  * first, and what has no token becomes bytes. */
 static void put_pieces(struct gguf_writer *writer)
@@ -406,8 +447,9 @@ static void test_gguf__refuses(void **state KVA_UNUSED)
     gguf_writer_init(&writer);
     gguf_put_string(&writer, "tokenizer.ggml.model", "t5");
     refuse(&writer, KVA_EUNSUPPORTED, "'t5' is not supported; supported are: gpt2, llama");
-    put_small(&writer, "tekken");
-    refuse(&writer, KVA_EUNSUPPORTED, "'tekken' is not supported; supported are: gpt-2, llama-bpe");
+    put_small(&writer, "falcon3");
+    refuse(&writer, KVA_EUNSUPPORTED,
+           "'falcon3' is not supported; supported are: gpt-2, llama-bpe");
     put_small(&writer, "gpt-2");
     gguf_put_bool(&writer, "tokenizer.ggml.lowercase", true);
     refuse(&writer, KVA_EUNSUPPORTED, "tokenizer.ggml.lowercase is not known");
@@ -475,6 +517,7 @@ int main(void)
         cmocka_unit_test(test_gguf__equals_published_vectors),
         cmocka_unit_test(test_gguf__token_types_and_bos),
         cmocka_unit_test(test_gguf__pre_tokenizers_differ),
+        cmocka_unit_test(test_gguf__pre_tokenizers_split),
         cmocka_unit_test(test_gguf__scores_order_merges),
         cmocka_unit_test(test_gguf__old_gemma_s_marks_are_no_letters),
         cmocka_unit_test(test_gguf__refuses),
