@@ -4,6 +4,7 @@
 #include "engine/kv/part.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 uint32_t kva_kv_saved_pages(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                             uint32_t prompt)
@@ -59,13 +60,18 @@ static size_t piece_at(const struct kva_kv *kv, const struct kva_kv_saved *s, si
     return kva_min_size(bytes, page_bytes - within);
 }
 
+static void take_pages(struct kva_kv *kv, struct kva_kv_saved *s)
+{
+    for (uint32_t i = 0; i < s->page_count && !s->taken; i++)
+        s->pages[i] = kva_page_pool_take(kv->pages);
+    s->taken = true;
+}
+
 void kva_kv_saved_put(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, void *from,
                       size_t bytes)
 {
     struct kva_kv_saved *s = &seq->saved;
-    for (uint32_t i = 0; i < s->page_count && !s->taken; i++)
-        s->pages[i] = kva_page_pool_take(kv->pages);
-    s->taken = true;
+    take_pages(kv, s);
     for (size_t done = 0, count; done < bytes; done += count) {
         unsigned char *to;
         count = piece_at(kv, s, at + done, bytes - done, &to);
@@ -80,4 +86,22 @@ void kva_kv_saved_get(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, void
         count = piece_at(kv, &seq->saved, at + done, bytes - done, &from);
         kva_kv_fetch(kv, seq, (unsigned char *)to + done, from, count);
     }
+}
+
+void kva_kv_saved_fill(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, unsigned char value,
+                       size_t bytes)
+{
+    take_pages(kv, &seq->saved);
+    for (size_t done = 0, count; done < bytes; done += count) {
+        unsigned char *to;
+        count = piece_at(kv, &seq->saved, at + done, bytes - done, &to);
+        memset(to, value, count);
+    }
+}
+
+uint32_t *kva_kv_saved_word(const struct kva_kv *kv, const struct kva_kv_seq *seq, size_t at)
+{
+    unsigned char *word;
+    piece_at(kv, &seq->saved, at, sizeof(uint32_t), &word);
+    return (uint32_t *)(void *)word;
 }

@@ -29,4 +29,11 @@ void kva_kv_saved_put(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, void
                       size_t bytes);
 void kva_kv_saved_get(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, void *to, size_t bytes);
 
+/* The host's own hand in it, after kva_device_sync of the copy queue: whoever had the pages before may
+ * still be copying there. So many bytes of one value from byte `at` on; and the number at byte `at`,
+ * a multiple of 4, once there was a put or a fill. */
+void kva_kv_saved_fill(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, unsigned char value,
+                       size_t bytes);
+uint32_t *kva_kv_saved_word(const struct kva_kv *kv, const struct kva_kv_seq *seq, size_t at);
+
 #endif

@@ -494,6 +494,52 @@ static void test_model_engine__steps_allocate_nothing(void **state KVA_UNUSED)
     }
 }
 
+static enum kva_status alloc_nothing(struct kva_device *device KVA_UNUSED,
+                                     enum kva_mem mem KVA_UNUSED, size_t bytes KVA_UNUSED,
+                                     void **ret KVA_UNUSED, struct kva_err *err)
+{
+    return kva_fail(err, KVA_ENOMEM, "no memory of the device");
+}
+
+/* All memory of the device that a sequence needs from its admission to its end is of the tiers. */
+static void test_model_engine__suspensions_allocate_nothing(void **state KVA_UNUSED)
+{
+    for (uint32_t v = 0; v < VARIANTS; v++) {
+        struct fixture f;
+        struct kva_err err;
+        uint32_t prompt[CONTEXT], cached, token;
+        const struct kva_sampling_params sampling = trace_sampling();
+        fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+        fixture_prompt(prompt, CONTEXT, VOCAB, 2);
+        const struct kva_sequence_params params = {.prompt = prompt,
+                                                   .prompt_tokens = 150,
+                                                   .tokens_max = 200,
+                                                   .sampling = &sampling,
+                                                   .kv = trace_variant((enum variant)v)};
+        const struct kva_engine_ops *ops = f.engine->ops;
+        void *self = f.engine->self;
+        struct kva_sequence *seq;
+        assert_int_equal(ops->create(self, &params, &seq, &err), KVA_OK);
+        struct kva_device_base *base = (struct kva_device_base *)f.device;
+        const struct kva_backend *own = base->backend;
+        struct kva_backend full = *own;
+        full.alloc = alloc_nothing;
+        base->backend = &full;
+        alloc_guard_arm();
+        assert_int_equal(ops->admit(self, seq, &cached, NULL, &err), KVA_OK);
+        fixture_prefill(&f, seq, 60);
+        for (int i = 0; i < 3; i++) {
+            ops->suspend(self, seq);
+            assert_int_equal(ops->resume(self, seq, &err), KVA_OK);
+            fixture_decode(&f, &seq, 1, &token);
+        }
+        assert_int_equal(alloc_guard_disarm(), 0);
+        base->backend = own;
+        ops->destroy(self, seq);
+        fixture_close(&f);
+    }
+}
+
 /* Heads that no operator of the device takes are refused when the engine is made, not at the first
  * request, on a CPU and where a device takes less. */
 static void
@@ -560,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_model_engine__admission_takes_what_was_announced),
         cmocka_unit_test(test_model_engine__prompt_logprobs_are_those_of_decoding),
         cmocka_unit_test(test_model_engine__steps_allocate_nothing),
+        cmocka_unit_test(test_model_engine__suspensions_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,9 +3,9 @@
 
 #include "engine/kv/parts/lowbit.h"
 #include "engine/kv/parts/rows_internal.h"
+#include "engine/kv/saved.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* --- counters -------------------------------------------------------------------------------- */
 
@@ -131,7 +131,7 @@ static bool prepare(struct kva_kv *kv, const struct kva_kv_spec *spec)
     return ready;
 }
 
-/* Where a layer's state is saved. */
+/* Where a layer's state is saved; no other part of the policies saves anything. */
 static size_t saved_at(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
     size_t at = 0;
@@ -152,9 +152,17 @@ static float successor_of(const struct kva_kv_spec *spec)
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-static size_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+static size_t states_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
-    return saved_at(kv, &seq->spec, kv->shape.layers);
+    return saved_at(kv, spec, kv->shape.layers);
+}
+
+/* Sequences of which nothing is ever offloaded have no rows. */
+static uint64_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                            uint32_t prompt KVA_UNUSED)
+{
+    bool offloads = kva_kv_policy_of(spec)->offloaded(spec, spec->tokens_max) > 0;
+    return offloads ? states_bytes(kv, spec) : 0;
 }
 
 static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
@@ -162,7 +170,7 @@ static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kv
     struct kva_rows_state *state = kva_rows_state_of(seq);
     if (!prepare(kv, &seq->spec))
         return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
-    if (saved_bytes(kv, seq) == 0)
+    if (states_bytes(kv, &seq->spec) == 0)
         return KVA_OK;
     state->caches = calloc(kv->shape.layers, sizeof(*state->caches));
     if (!state->caches)
@@ -178,8 +186,6 @@ static void finish(struct kva_kv *kv, struct kva_kv_seq *seq)
         return;
     /* Queued fetches and copies may still use this memory. */
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
-    if (state->saved)
-        kva_device_free(kv->device, KVA_MEM_HOST, state->saved, saved_bytes(kv, seq));
     kva_homes_finish(&state->homes, kv, seq);
     free(state->caches);
 }
@@ -201,26 +207,12 @@ static void free_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
     }
 }
 
-/* Only now: those that wait have nothing to save, and a device may pin this memory. */
-static bool alloc_saved(struct kva_kv *kv, const struct kva_kv_seq *seq, struct kva_rows_state *s)
-{
-    void *data;
-    if (s->saved)
-        return true;
-    if (kva_device_alloc(kv->device, KVA_MEM_HOST, saved_bytes(kv, seq), &data, NULL))
-        return false;
-    s->saved = data;
-    return true;
-}
-
 static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
                   uint32_t end KVA_UNUSED)
 {
     struct kva_rows_state *s = kva_rows_state_of(seq);
     if (offloaded == 0 || s->allocated || !s->caches)
         return true;
-    if (!alloc_saved(kv, seq, s))
-        return false;
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
         if (layer_bytes(kv, &seq->spec, i) == 0)
             continue;
@@ -265,8 +257,8 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
         kva_kv_order_copies(kv);
         for (uint32_t i = 0; i < kv->shape.layers; i++) {
             if (layer_bytes(kv, &seq->spec, i) > 0)
-                kva_kv_offload(kv, s->saved + saved_at(kv, &seq->spec, i), s->caches[i].tokens,
-                               layout_of(kv, &seq->spec, i).state_bytes);
+                kva_kv_saved_put(kv, seq, saved_at(kv, &seq->spec, i), s->caches[i].tokens,
+                                 layout_of(kv, &seq->spec, i).state_bytes);
         }
     }
     free_layers(kv, seq, kv->shape.layers);
@@ -300,41 +292,61 @@ static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
         if (layer_bytes(kv, &seq->spec, i) == 0)
             continue;
-        kva_kv_fetch(kv, seq, s->caches[i].tokens, s->saved + saved_at(kv, &seq->spec, i),
-                     layout_of(kv, &seq->spec, i).state_bytes);
+        kva_kv_saved_get(kv, seq, saved_at(kv, &seq->spec, i), s->caches[i].tokens,
+                         layout_of(kv, &seq->spec, i).state_bytes);
         fetch[0] = (struct kva_rows_fetch){&s->caches[i], s->homes.pages, NULL};
         kva_rows_fetch_layer(kv, 1, i);
     }
 }
 
-/* First content: the sinks. */
+/* A layer's first state at byte `at` of what is saved: the sinks, which are missing. */
+static void write_sinks(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, size_t at)
+{
+    const struct layout l = layout_of(kv, &seq->spec, layer);
+    const size_t lists[] = {at + l.tokens, at + l.order, at + l.missing};
+    const uint32_t slots = slots_of(&seq->spec, layer), sinks = seq->spec.sinks;
+    kva_kv_saved_fill(kv, seq, at, 0xff, l.state_bytes);
+    kva_kv_saved_fill(kv, seq, at + l.used, 0, l.order - l.used);
+    kva_kv_saved_fill(kv, seq, at + l.query, 0, l.state_bytes - l.query);
+    for (size_t head = 0; head < kv->shape.kv_heads; head++) {
+        *kva_kv_saved_word(kv, seq, at + l.count + head * sizeof(uint32_t)) = sinks;
+        for (uint32_t i = 0; i < sinks; i++) {
+            for (size_t list = 0; list < KVA_COUNT_OF(lists); list++)
+                *kva_kv_saved_word(kv, seq, lists[list] + (head * slots + i) * sizeof(uint32_t)) =
+                    i;
+        }
+    }
+}
+
+/* First content; once nobody who had the pages before can be copying there any more. */
 static void start(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     struct kva_rows_state *s = kva_rows_state_of(seq);
     if (!s->allocated || s->started)
         return;
-    uint32_t sinks = seq->spec.sinks;
-    memset(s->saved, 0xff, saved_bytes(kv, seq));
+    kva_device_sync(kv->device, KVA_QUEUE_COPY);
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        struct layout l = layout_of(kv, &seq->spec, layer);
-        uint32_t slots = slots_of(&seq->spec, layer);
-        unsigned char *state = s->saved + saved_at(kv, &seq->spec, layer);
-        if (slots == 0)
-            continue;
-        memset(state + l.used, 0, l.order - l.used);
-        memset(state + l.query, 0, l.state_bytes - l.query);
-        for (uint32_t head = 0; head < kv->shape.kv_heads; head++) {
-            for (uint32_t i = 0; i < sinks; i++) {
-                size_t at = (size_t)head * slots + i;
-                ((uint32_t *)(void *)(state + l.tokens))[at] = i;
-                ((uint32_t *)(void *)(state + l.order))[at] = i;
-                ((uint32_t *)(void *)(state + l.missing))[at] = i;
-            }
-            ((uint32_t *)(void *)(state + l.count))[head] = sinks;
-        }
+        if (slots_of(&seq->spec, layer) > 0)
+            write_sinks(kv, seq, layer, saved_at(kv, &seq->spec, layer));
     }
     s->started = true;
     upload(kv, seq);
+}
+
+/* In a layer's saved state the rows of all its tokens are missing. */
+static void miss_all(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer)
+{
+    const struct layout l = layout_of(kv, &seq->spec, layer);
+    const size_t at = saved_at(kv, &seq->spec, layer), slots = slots_of(&seq->spec, layer);
+    for (size_t head = 0; head < kv->shape.kv_heads; head++) {
+        const size_t first = at + head * slots * sizeof(uint32_t);
+        for (uint32_t i = 0, n = 0; i < slots; i++) {
+            const size_t slot = first + i * sizeof(uint32_t);
+            *kva_kv_saved_word(kv, seq, slot + l.missing) = KVA_NO_TOKEN;
+            if (*kva_kv_saved_word(kv, seq, slot + l.tokens) != KVA_NO_TOKEN)
+                *kva_kv_saved_word(kv, seq, first + l.missing + n++ * sizeof(uint32_t)) = i;
+        }
+    }
 }
 
 /* The content at the last cut with save. */
@@ -344,20 +356,8 @@ static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (!s->allocated || !s->started)
         return;
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
-    for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        struct layout l = layout_of(kv, &seq->spec, layer);
-        size_t slots = slots_of(&seq->spec, layer);
-        unsigned char *state = s->saved + saved_at(kv, &seq->spec, layer);
-        const uint32_t *tokens = (const void *)(state + l.tokens);
-        uint32_t *missing = (void *)(state + l.missing);
-        for (size_t head = 0; head < kv->shape.kv_heads; head++) {
-            for (uint32_t i = 0, n = 0; i < slots; i++) {
-                missing[head * slots + i] = KVA_NO_TOKEN;
-                if (tokens[head * slots + i] != KVA_NO_TOKEN)
-                    missing[head * slots + n++] = i;
-            }
-        }
-    }
+    for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
+        miss_all(kv, seq, layer);
     upload(kv, seq);
 }
 
@@ -488,6 +488,7 @@ const struct kva_kv_part kva_kv_part_rows = {
     .finish = finish,
     .reset = reset,
     .footprint = footprint,
+    .saved_bytes = saved_bytes,
     .alloc = alloc,
     .held = held,
     .cut = cut,

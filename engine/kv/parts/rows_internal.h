@@ -15,7 +15,6 @@ struct kva_rows_state {
     struct kva_row_cache *caches; /* [layers]; NULL: the settings ask for no rows */
     bool allocated;               /* they have device memory */
     bool started;                 /* and content */
-    unsigned char *saved; /* host tier: what assign_slots keeps of all layers, while suspended */
     struct kva_homes homes;
     uint64_t counted[2]; /* of homes.hits in the counters */
 };
