@@ -503,8 +503,9 @@ uint64_t kva_model_engine_fit(const struct kva_engine *engine, const struct kva_
     uint64_t stream = kva_kv_stream_bytes(e->kv, tokens);
     if (stream > budget->device || stream > budget->host)
         return 0;
-    uint64_t device = (budget->device - stream) / kva_kv_footprint(e->kv, spec, tokens, tokens);
-    uint64_t host = (budget->host - stream) / e->kv->shape.page_bytes / kva_kv_pages(tokens);
+    const struct kva_tier_bytes each = kva_model_engine_footprint(engine, spec, tokens, tokens);
+    uint64_t device = (budget->device - stream) / each.device;
+    uint64_t host = (budget->host - stream) / each.host;
     return device < host ? device : host;
 }
 

@@ -540,6 +540,48 @@ static void test_model_engine__suspensions_allocate_nothing(void **state KVA_UNU
     }
 }
 
+/* So many sequences are said to fit as do: with what they save and copy on the host. */
+static void test_model_engine__as_many_fit_as_are_said_to(void **state KVA_UNUSED)
+{
+    enum { TOKENS = 256, COUNT = 3 };
+    const struct kva_sampling_params sampling = trace_sampling();
+    uint32_t prompt[TOKENS];
+    struct kva_kv_spec specs[4] = {trace_variant(FULL), trace_variant(SPEC), trace_variant(AHEAD),
+                                   kva_kv_spec_default(KVA_KV_H2O)};
+    specs[2].pool = 64;
+    fixture_prompt(prompt, TOKENS, VOCAB, 2);
+    for (size_t i = 0; i < KVA_COUNT_OF(specs); i++) {
+        struct fixture f;
+        struct kva_err err;
+        uint32_t cached, fit = 0;
+        struct kva_sequence *seqs[COUNT + 1] = {0};
+        fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+        uint64_t stream = kva_model_engine_stream_bytes(f.engine, TOKENS);
+        uint64_t each = kva_model_engine_footprint(f.engine, &specs[i], TOKENS, TOKENS).host;
+        fixture_close(&f);
+        fixture_open(&f, &(struct fixture_params){.model_path = LLAMA,
+                                                  .host_bytes = (COUNT + 1) * each + stream -
+                                                                LLAMA_PAGE_BYTES});
+        /* While prompts are read they have all that they are promised. */
+        const struct kva_sequence_params params = {.prompt = prompt,
+                                                   .prompt_tokens = TOKENS - 1,
+                                                   .tokens_max = TOKENS,
+                                                   .sampling = &sampling,
+                                                   .kv = specs[i]};
+        for (; fit <= COUNT; fit++) {
+            assert_int_equal(f.engine->ops->create(f.engine->self, &params, &seqs[fit], &err),
+                             KVA_OK);
+            if (f.engine->ops->admit(f.engine->self, seqs[fit], &cached, NULL, &err))
+                break;
+        }
+        assert_int_equal(kva_model_engine_fit(f.engine, &specs[i], TOKENS), COUNT);
+        assert_true(fit <= COUNT);
+        for (uint32_t s = 0; s <= COUNT; s++)
+            f.engine->ops->destroy(f.engine->self, seqs[s]);
+        fixture_close(&f);
+    }
+}
+
 /* Heads that no operator of the device takes are refused when the engine is made, not at the first
  * request, on a CPU and where a device takes less. */
 static void
@@ -605,6 +647,7 @@ int main(void)
         cmocka_unit_test(test_model_engine__heads_that_the_device_cannot_take_are_refused),
         cmocka_unit_test(test_model_engine__admission_takes_what_was_announced),
         cmocka_unit_test(test_model_engine__prompt_logprobs_are_those_of_decoding),
+        cmocka_unit_test(test_model_engine__as_many_fit_as_are_said_to),
         cmocka_unit_test(test_model_engine__steps_allocate_nothing),
         cmocka_unit_test(test_model_engine__suspensions_allocate_nothing),
     };
