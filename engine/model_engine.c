@@ -181,7 +181,7 @@ static void engine_admit_bytes(void *self, const struct kva_sequence *seq,
 static uint64_t engine_growth_bytes(void *self, const struct kva_sequence *seq)
 {
     struct model_engine *e = self;
-    return kva_kv_growth_bytes(e->kv, &seq->kv.spec);
+    return kva_kv_growth_bytes(e->kv, &seq->kv.spec, seq->kv.prompt_tokens);
 }
 
 static enum kva_status engine_grow(void *self, struct kva_sequence *seq, struct kva_err *err)

@@ -63,13 +63,23 @@ uint32_t kva_kv_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint
 /* Items of several pages share a chunk of the tier: the mean of many pages. */
 #define GROWTH_PAGES 1024u
 
-uint64_t kva_kv_growth_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
+/* Pages of a store that the prompt does not fill; 0: there is none. */
+static uint32_t pages_to_fill(const struct kva_kv_spec *spec, uint32_t prompt)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
+    uint32_t full = policy->stored ? policy->stored(spec, GROWTH_PAGES) : 0;
+    return full > 0 && policy->stored(spec, policy->offloaded(spec, prompt)) < full ? full : 0;
+}
+
+uint64_t kva_kv_growth_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                             uint32_t prompt)
 {
     bool offloads = kva_kv_policy_of(spec)->offloaded(spec, UINT32_MAX) > 0;
-    uint32_t offloaded = offloads ? GROWTH_PAGES : 0, resident = offloads ? 0 : GROWTH_PAGES;
-    uint64_t less = bytes_with(kv, spec, offloaded, resident, true);
-    uint64_t more = bytes_with(kv, spec, 2 * offloaded, 2 * resident, true);
-    return (more - less) / GROWTH_PAGES;
+    uint32_t fills = pages_to_fill(spec, prompt);
+    uint32_t end = fills ? fills : 2 * GROWTH_PAGES, first = end / 2;
+    uint64_t less = bytes_with(kv, spec, offloads ? first : 0, offloads ? 0 : first, true);
+    uint64_t more = bytes_with(kv, spec, offloads ? end : 0, offloads ? 0 : end, true);
+    return (more - less) / (end - first);
 }
 
 /* Whole pages are shared where none are offloaded, other forms where they are. */

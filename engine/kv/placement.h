@@ -28,8 +28,10 @@ uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *
  * many as are there at once. */
 uint32_t kva_kv_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens);
 
-/* Device bytes by which a sequence of some length grows with each further page. */
-uint64_t kva_kv_growth_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec);
+/* Device bytes by which a sequence with such a prompt grows with each further page: as long as it has
+ * a store to fill, or else when it is long. `spec` is resolved. */
+uint64_t kva_kv_growth_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                             uint32_t prompt);
 
 /* Device memory for the step that brings the sequence to `tokens` tokens; its pages exist. All or
  * nothing; false: the tier is full. */

@@ -466,6 +466,43 @@ static void test_kept__a_store_is_no_larger_than_its_sequence(void **state KVA_U
     }
 }
 
+/* A store that the prompt does not fill grows until it is full, and then no more. */
+static void test_kept__grows_while_there_is_a_store_to_fill(void **state KVA_UNUSED)
+{
+    const struct kva_sampling_params sampling = trace_sampling();
+    const struct {
+        struct kva_kv_spec spec;
+        uint32_t prompt;
+        bool grows;
+    } cases[] = {{spec_of(100, 100, KVA_MASS_LAST), 100, true},
+                 {spec_of(100, 100, KVA_MASS_LAST), 200, true},
+                 {spec_of(5000, 100, KVA_MASS_LAST), 100, true},
+                 {spec_of(30, 64, KVA_MASS_LAST), 127, true},
+                 {spec_of(30, 64, KVA_MASS_LAST), 128, false},
+                 {coded(4, KVA_MASS_LAST), 100, true},
+                 {coded(4, KVA_MASS_LAST), 200, false}};
+    uint32_t prompt[CONTEXT];
+    struct fixture f;
+    struct kva_err err;
+    fixture_prompt(prompt, CONTEXT, VOCAB, 4);
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+    const struct kva_model_config *c = &f.model->config;
+    const uint64_t page = c->layer_count * kva_kv_block_bytes(c->kv_heads, c->head_dim);
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_sequence *seq;
+        const struct kva_sequence_params params = {.prompt = prompt,
+                                                   .prompt_tokens = cases[i].prompt,
+                                                   .tokens_max = CONTEXT,
+                                                   .sampling = &sampling,
+                                                   .kv = cases[i].spec};
+        assert_int_equal(f.engine->ops->create(f.engine->self, &params, &seq, &err), KVA_OK);
+        const uint64_t growth = f.engine->ops->growth_bytes(f.engine->self, seq);
+        assert_int_equal(growth, cases[i].grows ? page : 0);
+        f.engine->ops->destroy(f.engine->self, seq);
+    }
+    fixture_close(&f);
+}
+
 /* Prompts that fit the host one at a time: once one is in, its memory is for the next. */
 static void test_kept__prompts_give_host_memory_back(void **state KVA_UNUSED)
 {
@@ -646,6 +683,7 @@ int main(void)
         cmocka_unit_test(test_kept__how_far_a_sequence_may_go),
         cmocka_unit_test(test_kept__bytes_told_are_bytes_taken),
         cmocka_unit_test(test_kept__a_store_is_no_larger_than_its_sequence),
+        cmocka_unit_test(test_kept__grows_while_there_is_a_store_to_fill),
         cmocka_unit_test(test_kept__prompts_give_host_memory_back),
         cmocka_unit_test(test_kept__a_device_tier_that_is_full),
         cmocka_unit_test(test_kept__refuses_sliding_windows),
