@@ -11,7 +11,8 @@
 #include "engine/kv/parts/pool.h"
 #include "engine/kv/policy.h"
 
-/* InfiniGen 4.3 and 5.1: alpha 4, a ratio of .3, 20% at most; the first layers are whole. */
+/* InfiniGen 4.3 and 5.1: alpha 4 for OPT (5 for Llama 2), a ratio of .3, 20% at most; the first
+ * layers are whole. */
 static const struct kva_kv_policy_setting settings[] = {
     {KVA_SETTING_ALPHA, 4, 4, NULL},
     {KVA_SETTING_CAP, KVA_KV_PERCENT | 20, KVA_KV_PERCENT | 20, NULL},
