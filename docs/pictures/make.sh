@@ -215,8 +215,8 @@ specache:1:64:sinks=16,specache:2:64,specache:2:64:levels=minmax,specache:2:64:l
         ;;
     facts) by_length facts $low "$facts" --questions $questions --answer-tokens 16 --tasks facts ;;
     needles)
-        by_length needles \
-            "$low,$previous:successor=0,specache:2:64:predictor=prev-query:successor=0" "$needles" \
+        by_length needles "$low,specache:1:64:levels=minmax,$previous:successor=0,\
+specache:2:64:predictor=prev-query:successor=0" "$needles" \
             --questions $questions --answer-tokens 16 --tasks niah_single_2,niah_multikey_1
         ;;
     lists)
