@@ -107,14 +107,12 @@ static void describe_replies(const struct kva_config *config, struct kva_api_con
         style = (enum kva_reply_style)(config->tool_parser - 1);
     kva_api_read_templates(api, config->tool_parser > 0 ? &style : NULL,
                            config->reasoning_parser > 0 ? &thinks : NULL);
+    const struct kva_api_template *with_tools = kva_api_template_of(api, true);
     if (api->chat.compiled)
         kva_log(KVA_LOG_INFO, "replies       calls as %s%s%s",
-                kva_reply_style_name(api->tool_use.compiled ? api->tool_use.reply.style
-                                                            : api->chat.reply.style),
-                api->chat.reply.thinks ? ", reasoning in <think>" : "",
-                api->tool_use.compiled || api->chat.takes_tools
-                    ? ""
-                    : "; the template takes no tools, they are told");
+                kva_reply_style_name(with_tools->reply.style),
+                with_tools->reply.thinks ? ", reasoning in <think>" : "",
+                with_tools->takes_tools ? "" : "; the template takes no tools, they are told");
 }
 
 /* What the operator says wins over the model's files. */

@@ -46,7 +46,7 @@ struct kva_api_limits {
     size_t arena_bytes_max; /* of one call, without the JSON tree */
 };
 
-/* A chat template and what it shows: kva_api_read_template. */
+/* A chat template and what it shows: kva_api_read_templates. */
 struct kva_api_template {
     const struct kva_template *compiled; /* NULL: there is none */
     struct kva_reply_traits reply;       /* how replies are read */
@@ -64,9 +64,10 @@ struct kva_api_config {
     struct kva_api_template chat;     /* without one there are no chats */
     struct kva_api_template tool_use; /* of chats with tools; without one they have the other */
     const struct kva_template_limits *template_limits; /* NULL: the defaults */
-    bool headless;                                     /* the model makes vectors and no text */
-    uint32_t context_max;                              /* prompt + output tokens */
-    uint32_t vocab_size;                               /* ids below this exist */
+
+    bool headless;            /* the model makes vectors and no text */
+    uint32_t context_max;     /* prompt + output tokens */
+    uint32_t vocab_size;      /* ids below this exist */
     uint32_t token_bytes_max; /* of any token: a text of more bytes than the context can have is
                                  refused unread; 0: not known */
     const uint32_t *eos_ids;
@@ -102,6 +103,13 @@ KVA_MUST_CHECK enum kva_status kva_api_limits_set(struct kva_api_limits *limits,
  * wins over them: `style` or `thinks` NULL, it says nothing. */
 void kva_api_read_templates(struct kva_api_config *config, const enum kva_reply_style *style,
                             const bool *thinks);
+
+/* That of chats with tools, or without. */
+static inline const struct kva_api_template *
+kva_api_template_of(const struct kva_api_config *config, bool tools)
+{
+    return tools && config->tool_use.compiled ? &config->tool_use : &config->chat;
+}
 
 enum kva_api_route {
     KVA_API_COMPLETION,

@@ -357,7 +357,7 @@ bool kva_api_serves_model(const struct kva_api_config *config, const char *id)
 static void set_defaults(struct kva_api_call *call, const struct kva_api_config *config)
 {
     call->model = config->model_ids[0];
-    call->chat_template = &config->chat;
+    call->chat_template = kva_api_template_of(config, false);
     call->add_generation_prompt = true;
     call->add_special_tokens = call->route != KVA_API_CHAT;
     call->skip_special = call->route != KVA_API_DETOKENIZE;

@@ -187,8 +187,8 @@ static uint32_t count_values(const char *text)
 /* Whether all templates do: which one it will be is not known yet. */
 static bool want_text(const struct kva_api_config *config)
 {
-    return config->chat.history.arguments_as_text &&
-           (!config->tool_use.compiled || config->tool_use.history.arguments_as_text);
+    return kva_api_template_of(config, false)->history.arguments_as_text &&
+           kva_api_template_of(config, true)->history.arguments_as_text;
 }
 
 /* The arguments of a call that the assistant made are a string of JSON in OpenAI's API, and what it

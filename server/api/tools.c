@@ -371,8 +371,7 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
         status = read_tools(p);
     if (status == KVA_OK && p->tool_choice)
         status = read_choice(p);
-    if (tools->list && config->tool_use.compiled)
-        call->chat_template = &config->tool_use;
+    call->chat_template = kva_api_template_of(config, tools->list);
     if (status != KVA_OK || tools->count == 0 || call->route == KVA_API_TOKENIZE)
         return status;
     tools->names = kva_arena_calloc(&call->arena, tools->count, sizeof(*tools->names));

@@ -72,24 +72,40 @@ static void not_found(struct kva_server *server, struct kva_exchange *exchange, 
     kva_server_reply_error(server, exchange, status, &err);
 }
 
-/* A query is name=value pairs; what is asked for here needs no escapes. */
-static bool asks(const char *query, const char *pair)
+#define PAIR_BYTES 256u
+
+/* The next name=value pair of a query, cut to what fits; *value is NULL where there is no '='. What is
+ * asked for here (ids, numbers, words) needs no escapes. False: there are no more. */
+static bool next_pair(const char **query, char name[PAIR_BYTES], char **value)
 {
-    size_t length = strlen(pair);
-    while (query && *query) {
-        size_t rest = strcspn(query, "&");
-        if (rest == length && memcmp(query, pair, length) == 0)
-            return true;
-        query += rest + (query[rest] == '&');
+    if (!*query || !**query)
+        return false;
+    size_t length = strcspn(*query, "&");
+    snprintf(name, PAIR_BYTES, "%.*s", (int)kva_min_size(length, PAIR_BYTES - 1), *query);
+    *query += length + ((*query)[length] == '&');
+    *value = strchr(name, '=');
+    if (*value)
+        *(*value)++ = '\0';
+    return true;
+}
+
+/* The SDK's retrieve(stream=True). */
+static bool asks_for_stream(const char *query)
+{
+    char name[PAIR_BYTES], *value;
+    bool asked = false;
+    while (next_pair(&query, name, &value)) {
+        if (value && strcmp(name, "stream") == 0)
+            asked = strcmp(value, "true") == 0;
     }
-    return false;
+    return asked;
 }
 
 static void show(struct kva_server *server, struct kva_exchange *exchange, const char *id)
 {
     struct kva_err err;
     struct kva_buf document;
-    if (asks(kva_exchange_head(exchange)->query, "stream=true")) {
+    if (asks_for_stream(kva_exchange_head(exchange)->query)) {
         enum kva_status status =
             kva_fail_param(&err, KVA_EUNSUPPORTED, "stream",
                            "A stored response is complete: ask for it without 'stream'.");
@@ -118,31 +134,25 @@ struct page {
     char after[128]; /* an id, or "" */
 };
 
-/* name=value pairs; ids and numbers need no escapes. */
 static enum kva_status read_page(const char *query, struct page *ret, struct kva_err *err)
 {
     *ret = (struct page){.limit = ITEMS_DEFAULT};
-    while (query && *query) {
-        size_t length = strcspn(query, "&");
-        char pair[256];
-        snprintf(pair, sizeof(pair), "%.*s", (int)kva_min_size(length, 255), query);
-        query += length + (query[length] == '&');
-        char *value = strchr(pair, '=');
+    char name[PAIR_BYTES], *value;
+    while (next_pair(&query, name, &value)) {
         if (!value)
             continue;
-        *value++ = '\0';
-        if (strcmp(pair, "order") == 0) {
+        if (strcmp(name, "order") == 0) {
             ret->ascending = strcmp(value, "asc") == 0;
             if (!ret->ascending && strcmp(value, "desc") != 0)
                 return kva_fail_param(err, KVA_EINVAL, "order", "'order' must be asc or desc.");
-        } else if (strcmp(pair, "limit") == 0) {
+        } else if (strcmp(name, "limit") == 0) {
             char *end;
             unsigned long limit = strtoul(value, &end, 10);
             if (*end || end == value || limit < 1 || limit > ITEMS_MAX)
                 return kva_fail_param(err, KVA_EINVAL, "limit", "'limit' must be 1 to %u.",
                                       ITEMS_MAX);
             ret->limit = (uint32_t)limit;
-        } else if (strcmp(pair, "after") == 0) {
+        } else if (strcmp(name, "after") == 0) {
             snprintf(ret->after, sizeof(ret->after), "%.127s", value);
         }
     }
