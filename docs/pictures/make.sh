@@ -104,11 +104,17 @@ ask() {
 # by_length FOLDER POLICIES LENGTHS [OPTION ...]: tasks, of several questions a context, under the
 # policies and at the lengths named or those of the environment.
 by_length() {
-    into=$1 policies=$2 lengths=${LENGTHS:-$3}
+    into=$1 policies=${POLICIES:-$2} lengths=${LENGTHS:-$3}
     shift 3
-    start "$name"
+    case $policies in
+    *infinigen*)
+        skewed
+        start "$name" --skew "$skew"
+        ;;
+    *) start "$name" ;;
+    esac
     for length in $lengths; do
-        ask ruler "$into" --policies "full,${POLICIES:-$policies}" --together 24 --concurrency 1 \
+        ask ruler "$into" --policies "full,$policies" --together 24 --concurrency 1 \
             --stop-at-answer --lengths "${length%:*}" --samples "${length#*:}" "$@"
     done
     unserve
