@@ -208,17 +208,21 @@ static void test_policies__rows_by_layer_are_the_rows_of_each_layer(void **state
     }
 }
 
+/* Also where a step selects twice, for itself and for the next one. */
 static void test_policies__fetching_the_difference_is_fetching_all(void **state KVA_UNUSED)
 {
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){
                              .model_path = models[m], .copy_delay_max_us = 30, .seed = m});
-        for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
-            struct kva_kv_spec delta = trace_variant(SPEC_DELTA), all = delta;
+        for (size_t i = 0; i < 2 * KVA_COUNT_OF(lengths); i++) {
+            struct kva_kv_spec delta = trace_variant(i % 2 ? CORRECTED : SPEC_DELTA), all;
+            delta.fetch = KVA_FETCH_DELTA;
+            delta.reselect_below = i % 2 ? 100 : delta.reselect_below;
+            all = delta;
             all.fetch = KVA_FETCH_ALL;
-            struct trace want = run_under(&f, lengths[i], all);
-            struct trace got = run_under(&f, lengths[i], delta);
+            struct trace want = run_under(&f, lengths[i / 2], all);
+            struct trace got = run_under(&f, lengths[i / 2], delta);
             trace_expect_same(&got, &want, models[m]);
         }
         fixture_close(&f);

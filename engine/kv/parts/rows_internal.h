@@ -22,7 +22,8 @@ struct kva_rows_state {
 /* Of the cache: the lists are descriptors of one call, [sequences_max]. */
 struct kva_rows_cache {
     struct kva_event **ready; /* [layers]: the rows of a layer are in */
-    uint32_t stamp;           /* of the pass */
+    uint32_t stamp;           /* of the pass: of what is selected for the next step; what is
+                                 selected for this one has the number before */
     bool late;                /* a layer of the current step waited for its rows */
     const struct kva_row_cache **caches;
     const uint32_t **gates; /* of the caches */

@@ -44,7 +44,7 @@ static void assign(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t l
                                        .gates = cache->gates,
                                        .count = count,
                                        .kv_heads = kv->shape.kv_heads,
-                                       .stamp = cache->stamp,
+                                       .stamp = cache->stamp - now,
                                        .mode = mode_of(fetch),
                                        .queue = now ? KVA_QUEUE_COMPUTE : KVA_QUEUE_ASIDE,
                                        .keep = fetch != KVA_FETCH_ALL,
@@ -81,7 +81,7 @@ static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t 
 void kva_rows_pass_begin(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv *kv,
                          struct kva_kv_pass *pass KVA_UNUSED)
 {
-    kva_rows_cache_of(kv)->stamp++;
+    kva_rows_cache_of(kv)->stamp += 2;
 }
 
 void kva_rows_layer_begin(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv *kv,
