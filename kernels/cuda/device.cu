@@ -439,10 +439,14 @@ static enum kva_status create_queues(struct kva_device *device, struct kva_err *
 }
 
 /* Whether the module has kernels for the current GPU: one that was built for other cards has none,
- * and a driver may refuse their PTX. */
-static enum kva_status check_code(const cudaDeviceProp *prop, struct kva_err *err)
+ * and a driver may refuse their PTX. Kernels wait for those before them in code for sm_90 and later
+ * (kva_begin); on a card for which the driver makes them of sm_80's PTX, they do not. */
+static enum kva_status find_code(struct kva_device *device, const cudaDeviceProp *prop, bool serial,
+                                 struct kva_err *err)
 {
-    cudaError_t status = kva_cuda_find_code();
+    int capability = 0;
+    cudaError_t status = kva_cuda_find_code(&capability);
+    device->early = capability >= 90 && !serial;
     if (status == cudaSuccess)
         return KVA_OK;
     (void)cudaGetLastError();
@@ -468,13 +472,11 @@ static enum kva_status open_cuda(const struct kva_device_params *params, struct 
     device->shared_bytes_max = prop.sharedMemPerBlockOptin;
     device->bytes_max = params->gpu_bytes_max;
     device->direct = params->gpu_direct;
-    /* Kernels wait for those before them in sm_90's machine code (kva_begin); on later cards the driver
-     * makes them of sm_80's PTX, where they do not. */
-    device->early = prop.major == 9 && !params->gpu_serial;
     device->numa_node = kva_cuda_numa_node(device->index);
     struct kva_device_info *info = &device->base.info;
     info->act = params->act;
-    status = kva_cuda_enter(device) ? check_code(&prop, err) : kva_cuda_error(device, err);
+    status = kva_cuda_enter(device) ? find_code(device, &prop, params->gpu_serial, err)
+                                    : kva_cuda_error(device, err);
     if (!status)
         status = create_queues(device, err);
     if (status) {

@@ -408,8 +408,9 @@ enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roof
 enum kva_status kva_cuda_eigen(struct kva_device *device, double *matrices, double *values,
                                uint32_t n, uint32_t count, struct kva_err *err);
 
-/* Whether a kernel of the module runs on the current GPU. */
-cudaError_t kva_cuda_find_code(void);
+/* Whether a kernel of the module runs on the current GPU; *ret_capability: the compute capability that
+ * its code was written for, 10 major + minor, which may be less than the GPU's. */
+cudaError_t kva_cuda_find_code(int *ret_capability);
 
 /* to[i] = from[i], between any two formats. */
 void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,

@@ -446,11 +446,13 @@ static void convert(struct kva_device *device, void *to, const void *from,
                  static_cast<T *>(to), from, from_dtype, count);
 }
 
-cudaError_t kva_cuda_find_code(void)
+cudaError_t kva_cuda_find_code(int *ret_capability)
 {
     cudaFuncAttributes attributes = {};
-    return cudaFuncGetAttributes(&attributes,
-                                 reinterpret_cast<const void *>(convert_kernel<float>));
+    const cudaError_t status =
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(convert_kernel<float>));
+    *ret_capability = attributes.ptxVersion;
+    return status;
 }
 
 void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,

@@ -136,13 +136,13 @@ cudaError_t allow_shared(const void *host, int attribute, int value)
     return cudaSuccess;
 }
 
-/* The real structure begins so; nothing else of it is looked at. */
 cudaError_t get_attributes(cudaFuncAttributes *attributes, const void *host)
 {
     function *own = find_function(host);
     if (!own)
         return cudaErrorInvalidValue;
     attributes->sharedSizeBytes = own->kernel->shared_bytes;
+    attributes->ptxVersion = 80; /* the PTX that is executed */
     return cudaSuccess;
 }
 

@@ -237,8 +237,10 @@ enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 enum cudaDeviceAttr { cudaDevAttrCanUseHostPointerForRegisteredMem = 91 };
 
+/* As the real structure begins. */
 struct cudaFuncAttributes {
-    size_t sharedSizeBytes;
+    size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+    int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion;
 };
 
 struct cudaDeviceProp {
@@ -389,6 +391,7 @@ inline cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute, i
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *)
 {
     attributes->sharedSizeBytes = simt::STATIC_SHARED_BYTES;
+    attributes->ptxVersion = 90;
     return cudaSuccess;
 }
 
