@@ -55,6 +55,15 @@ void *bench_take_random(struct bench *bench, size_t bytes)
     return to;
 }
 
+void bench_put(struct bench *bench, void *to, const void *data, size_t bytes)
+{
+    void *host = bench_take(bench, KVA_MEM_HOST, bytes);
+    memcpy(host, data, bytes);
+    kva_device_copy(bench->device, KVA_QUEUE_COMPUTE, to, host, bytes);
+    kva_device_sync(bench->device, KVA_QUEUE_COMPUTE);
+    bench_give(bench, KVA_MEM_HOST, host, bytes);
+}
+
 double bench_seconds(struct bench *bench, enum kva_queue queue, bench_fn *run, const void *opaque)
 {
     struct kva_err err;
@@ -364,6 +373,8 @@ int main(int argc, char **argv)
         bench_linear(&bench);
     }
     bench_attend(&bench);
+    bench_mass(&bench);
+    bench_kept(&bench);
     bench_lowbit(&bench);
     bench_small(&bench);
     bench_lists(&bench);

@@ -22,6 +22,9 @@ void bench_give(struct bench *bench, enum kva_mem mem, void *data, size_t bytes)
 /* Random bf16 numbers between -2 and 2 over all of it: a repeated random piece. */
 void *bench_take_random(struct bench *bench, size_t bytes);
 
+/* data[bytes] from the program's memory to the device, done when it returns. */
+void bench_put(struct bench *bench, void *to, const void *data, size_t bytes);
+
 /* Puts call number `call` into a queue. */
 typedef void bench_fn(struct bench *bench, const void *opaque, uint32_t call);
 
@@ -31,6 +34,11 @@ double bench_seconds(struct bench *bench, enum kva_queue queue, bench_fn *run, c
 /* --- bench_attend.c: what they print ---------------------------------------------------------- */
 
 void bench_attend(struct bench *bench);
+void bench_mass(struct bench *bench);
 void bench_lowbit(struct bench *bench);
+
+/* --- bench_kept.c ------------------------------------------------------------------------------ */
+
+void bench_kept(struct bench *bench);
 
 #endif

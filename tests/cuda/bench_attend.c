@@ -1,5 +1,5 @@
-/* bench_attend.c - attention over 16-bit pages and over low bits, and what low bits take besides.
- */
+/* bench_attend.c - attention over 16-bit pages, what tokens were given, attention over low bits, and
+ * what low bits take besides. */
 #include "tests/cuda/bench.h"
 #include "tests/kernels/attend_apart.h"
 
@@ -109,6 +109,76 @@ void bench_attend(struct bench *bench)
         double flops = 4.0 * pairs * HEADS * DIM;
         printf("  %4u rows ending at %6u               %9.1f %9.1f %7.0f\n", rows, a.tokens,
                seconds * 1e6, flops / seconds * 1e-12, 100 * flops / seconds / bench->flops_per_s);
+        attention_free(bench, &a);
+    }
+}
+
+/* --- what tokens were given --------------------------------------------------------------------- */
+
+struct mass {
+    const struct attention *a;
+    struct kva_mass_seq *seqs;
+};
+
+static void run_mass(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct mass *mass = opaque;
+    const struct kva_partial partial = partial_of(mass->a);
+    bench->ops->attend_mass(bench->device,
+                            &(struct kva_attend_mass_args){.q = mass->a->q,
+                                                           .partials = &partial,
+                                                           .seqs = mass->seqs,
+                                                           .ranges = mass->a->ranges,
+                                                           .blocks = mass->a->blocks,
+                                                           .partial_count = 1,
+                                                           .seq_count = mass->a->sequences,
+                                                           .q_stride = HEADS * DIM,
+                                                           .heads = HEADS,
+                                                           .kv_heads = KV_HEADS,
+                                                           .head_dim = DIM,
+                                                           .kv_dtype = KVA_BF16,
+                                                           .scale = 0.088f});
+}
+
+/* attend_mass behind attend: keys alone are read, or multiplied. */
+static double mass_seconds(struct bench *bench, const struct attention *a)
+{
+    const size_t bytes = (size_t)a->sequences * KV_HEADS * a->tokens * sizeof(float);
+    float *data = bench_take_random(bench, bytes);
+    struct mass mass = {a, calloc(a->sequences, sizeof *mass.seqs)};
+    for (uint32_t s = 0; s < a->sequences; s++)
+        mass.seqs[s] = (struct kva_mass_seq){.row_first = a->seqs[s].row_first,
+                                             .row_count = a->rows,
+                                             .position_first = a->seqs[s].position_first,
+                                             .range_first = s,
+                                             .range_count = 1,
+                                             .mass = data + (size_t)s * KV_HEADS * a->tokens,
+                                             .mass_stride = a->tokens};
+    run_attend(bench, a, 0);
+    const double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_mass, &mass);
+    bench_give(bench, KVA_MEM_DEVICE, data, bytes);
+    free(mass.seqs);
+    return seconds;
+}
+
+void bench_mass(struct bench *bench)
+{
+    static const struct {
+        uint32_t sequences, rows, tokens;
+    } cases[] = {{1, 1, 6592}, {36, 1, 6592}, {1, 64, 16384}, {1, 2048, 16384}};
+    printf(
+        "attend_mass                                     us      GB/s  %% roof   TFLOP/s  %% roof\n");
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        const uint32_t rows = bench->small ? kva_min_u32(cases[i].rows, 20) : cases[i].rows;
+        struct attention a = attention_new(bench, bench->small ? 2 : cases[i].sequences, rows,
+                                           bench->small ? 300 : cases[i].tokens);
+        const double seconds = mass_seconds(bench, &a), bytes = (double)a.page_bytes / 2;
+        const double pairs = rows * (a.tokens - (rows - 1) / 2.0) * a.sequences;
+        const double flops = 2.0 * pairs * HEADS * DIM;
+        printf("  %2u x %4u rows ending at %6u         %9.1f %9.0f %7.0f %9.1f %7.0f\n",
+               a.sequences, rows, a.tokens, seconds * 1e6, bytes / seconds * 1e-9,
+               100 * bytes / seconds / bench->copy_bytes_per_s, flops / seconds * 1e-12,
+               100 * flops / seconds / bench->flops_per_s);
         attention_free(bench, &a);
     }
 }

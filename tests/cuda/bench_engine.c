@@ -123,7 +123,8 @@ static void close_engine(struct bench *bench)
 
 static bool is_coded(const struct case_of_kv *kv)
 {
-    return kv->kind == KV_KIVI || kv->kind == KV_SPECACHE || kv->kind == KV_PREVIOUS;
+    return kv->kind == KV_KIVI || kv->kind == KV_SPECACHE || kv->kind == KV_PREVIOUS ||
+           kv->kind == KV_QHITTER;
 }
 
 static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
@@ -131,7 +132,8 @@ static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
     static const enum kva_kv_policy_id policies[] = {
         [KV_FULL] = KVA_KV_FULL,         [KV_KIVI] = KVA_KV_KIVI,
         [KV_SPECACHE] = KVA_KV_SPECACHE, [KV_PREVIOUS] = KVA_KV_SPECACHE,
-        [KV_OFFLOAD] = KVA_KV_OFFLOAD,   [KV_AHEAD] = KVA_KV_INFINIGEN};
+        [KV_OFFLOAD] = KVA_KV_OFFLOAD,   [KV_AHEAD] = KVA_KV_INFINIGEN,
+        [KV_H2O] = KVA_KV_H2O,           [KV_QHITTER] = KVA_KV_QHITTER};
     struct kva_kv_spec spec = kva_kv_spec_default(policies[kv->kind]);
     spec.bits = is_coded(kv) ? kv->bits : spec.bits;
     spec.alpha = 1000; /* of noise as many rows as there may be */
@@ -326,8 +328,8 @@ static double aim_of(double budget_gib, uint32_t tokens, uint32_t bits)
 static double print_row(struct bench *bench, double budget_gib, const struct case_of_kv *kv,
                         double full_roof, double full_measured, double *predicted)
 {
-    static const char *const names[] = {"full",       "kivi",    "specache",
-                                        "prev-query", "offload", "infinigen"};
+    static const char *const names[] = {"full",    "kivi",      "specache", "prev-query",
+                                        "offload", "infinigen", "h2o",      "q-hitter"};
     struct batch batch = forecast_batch(&bench->whole, kv, budget_gib * 0x1p30);
     if (bench->small)
         batch.sequences = 2;
@@ -359,7 +361,8 @@ static double print_row(struct bench *bench, double budget_gib, const struct cas
             came_percent = m.came;
         }
     }
-    double wanted = !is_coded(kv) ? 0 : aim_of(budget_gib, kv->tokens, kv->bits);
+    double wanted =
+        !is_coded(kv) || kv->kind == KV_QHITTER ? 0 : aim_of(budget_gib, kv->tokens, kv->bits);
     printf("| %.0f | %u | %s | %u | %s | %.2f | %.0f | %.1f | %s | %s | %s | %s | %s |\n",
            budget_gib, kv->tokens, name, batch.sequences, forecast_limit(&batch, &roof),
            roof.step_s * 1e3, *predicted, full_roof > 0 ? *predicted / full_roof : 1,
@@ -437,6 +440,21 @@ static void print_previous(struct bench *bench, struct full_speed (*full)[KVA_CO
             (void)print_row(bench, budgets_gib[0], &kv, full[0][i].roof, full[0][i].measured,
                             &roof);
         }
+    }
+}
+
+/* Policies that keep a fifth of the tokens. */
+static void print_keeping(struct bench *bench, struct full_speed (*full)[KVA_COUNT_OF(lengths)])
+{
+    printf("\nThe same, policies that drop tokens\n\n");
+    print_head();
+    for (size_t i = 0; i < lengths_of(bench); i++) {
+        const uint32_t tokens = bench->small ? 256 : lengths[i];
+        const struct case_of_kv kvs[] = {{KV_H2O, 16, tokens, 0}, {KV_QHITTER, 4, tokens, 0}};
+        double roof;
+        for (size_t j = 0; j < KVA_COUNT_OF(kvs); j++)
+            (void)print_row(bench, budgets_gib[0], &kvs[j], full[0][i].roof, full[0][i].measured,
+                            &roof);
     }
 }
 
@@ -560,6 +578,7 @@ int main(int argc, char **argv)
         print_batches(&bench, full, 1);
     if (!bench.only)
         print_hidden(&bench);
+    print_keeping(&bench, full);
     print_bringing(&bench, full);
     if (!predict)
         close_engine(&bench);

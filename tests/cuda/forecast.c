@@ -12,6 +12,9 @@
 #define WHOLE_LAYERS 2u
 #define PARTIAL      30u
 
+/* H2O and Q-Hitter: tokens that stay, percent. */
+#define KEPT 20u
+
 /* Rows of a tile of matrix products: fewer take as long. */
 #define TILE_ROWS 16u
 
@@ -54,6 +57,26 @@ static double low_bytes(const struct shape *s, const struct case_of_kv *kv)
     const struct kva_lowbit_format format = {.bits = kv->bits, .group = 64};
     double offloaded = kv->tokens > WINDOW ? pages(kv->tokens - WINDOW) : 0;
     return offloaded * s->layers * (double)kva_lowbit_block_bytes(format, s->kv_heads, s->head_dim);
+}
+
+static bool is_keeping(const struct case_of_kv *kv)
+{
+    return kv->kind == KV_H2O || kv->kind == KV_QHITTER;
+}
+
+/* Pages of a store. */
+static double kept_pages(const struct case_of_kv *kv)
+{
+    return pages(kv->tokens * KEPT / 100);
+}
+
+static double kept_bytes(const struct shape *s, const struct case_of_kv *kv)
+{
+    const struct kva_lowbit_format format =
+        kva_lowbit_per_token(kv->bits, s->head_dim, KVA_CODING_TURNED);
+    const size_t coded = kva_lowbit_block_bytes(format, s->kv_heads, s->head_dim);
+    return kept_pages(kv) *
+           (kv->kind == KV_H2O ? page_bytes(s) : (double)s->layers * (double)coded);
 }
 
 static double row_bytes(const struct shape *s)
@@ -101,6 +124,8 @@ static double device_bytes(const struct shape *s, const struct case_of_kv *kv)
         return pages(kv->tokens) * 2 * page_bytes(s) / s->layers + 2 * page_bytes(s);
     if (kv->kind == KV_AHEAD)
         return ahead_bytes(s, kv);
+    if (is_keeping(kv))
+        return kept_bytes(s, kv) + (WINDOW / KVA_PAGE_TOKENS + 2) * page_bytes(s);
     double bytes = low_bytes(s, kv) + (WINDOW / KVA_PAGE_TOKENS + 2) * page_bytes(s);
     return kv->kind == KV_KIVI ? bytes : bytes + SLOTS * row_bytes(s);
 }
@@ -108,8 +133,9 @@ static double device_bytes(const struct shape *s, const struct case_of_kv *kv)
 struct batch forecast_batch(const struct shape *s, const struct case_of_kv *kv, double gpu_bytes)
 {
     double left = gpu_bytes - forecast_weight_bytes(s) - FIXED_BYTES;
-    double card = floor(left / device_bytes(s, kv));
-    double host = floor(HOST_BYTES / ((pages(kv->tokens) + 1) * page_bytes(s)));
+    const double prompt = (pages(kv->tokens) + 1) * page_bytes(s);
+    double card = floor((left - (is_keeping(kv) ? prompt : 0)) / device_bytes(s, kv));
+    double host = is_keeping(kv) ? INFINITY : floor(HOST_BYTES / prompt);
     double most = card < host ? card : host;
     return (struct batch){most > 0 ? (uint32_t)most : 0, host < card};
 }
@@ -149,6 +175,9 @@ static double attend_seconds(const struct shape *s, const struct ceilings *c,
         return kv->tokens * row_bytes(s) / c->memory_bytes_per_s;
     if (kv->kind == KV_AHEAD)
         return partial_bytes(s, kv) / c->memory_bytes_per_s + exact_s;
+    if (is_keeping(kv)) /* 16-bit keys twice */
+        return (kept_bytes(s, kv) * (kv->kind == KV_H2O ? 1.5 : 1)) / c->memory_bytes_per_s +
+               1.5 * exact_s;
     double tile = (double)kva_align_up((size_t)rows_each * s->heads / s->kv_heads, TILE_ROWS);
     double flops = 4.0 * tile * s->kv_heads * s->head_dim * kv->tokens * s->layers;
     return most(low_bytes(s, kv) / c->memory_bytes_per_s, flops / c->flops_per_s) + exact_s;

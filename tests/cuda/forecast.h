@@ -4,7 +4,8 @@
  *
  * A step takes at least: reading the weights, or their products for all rows; reading what
  * attention reads, or its products, in tiles of 16 rows a KV head; beside that, fetched rows over
- * the link. Where queries are rehearsed their weights are read twice, and partial keys besides; rows
+ * the link. Policies that keep some tokens multiply queries and 16-bit keys once more, to know what
+ * tokens were given, and need no host; the prompt that comes last lies beside them whole. Where queries are rehearsed their weights are read twice, and partial keys besides; rows
  * are due a layer later, so what the link takes in a step is beside what all layers take. */
 #ifndef KVA_TESTS_CUDA_FORECAST_H
 #define KVA_TESTS_CUDA_FORECAST_H
@@ -32,11 +33,13 @@ enum kv_kind {
     KV_PREVIOUS, /* the same with predictor=prev-query, which has no second row */
     KV_OFFLOAD,  /* every page from the host in every step */
     KV_AHEAD, /* infinigen: partial keys by 30% of the columns in 8 bits, two whole layers, R = 64 */
+    KV_H2O,   /* a fifth of the tokens, R = 64; keys are read twice */
+    KV_QHITTER, /* the same in few bits */
 };
 
 struct case_of_kv {
     enum kv_kind kind;
-    uint32_t bits; /* 1, 2 */
+    uint32_t bits; /* 1, 2; of q-hitter 2, 3, 4 or 8 */
     uint32_t tokens;
     uint32_t
         rows; /* of infinigen, per KV head and layer; 0: a fifth of the tokens, which is its cap */
