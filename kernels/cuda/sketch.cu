@@ -1,7 +1,7 @@
 /* sketch.cu - partial keys: a page's, queries', how large both are, and what they say of scores.
  * Sums are one chain of fused products each, a column or a token a thread, so that bits are those of
  * the CPU. Plain arithmetic: no matrix instructions. */
-#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/vector.cuh"
 
 #include <math.h>
 
@@ -276,11 +276,14 @@ void kva_cuda_sketch_sums(struct kva_device *device, const struct kva_sketch_sum
 
 /* --- sketch_weigh ----------------------------------------------------------------------------- */
 
-/* Tokens of a block: a thread each. */
 #define SPLIT KVA_ATTEND_SPLIT_TOKENS
 
-/* Query heads that are scored at once. */
-#define QUERIES 8u
+/* Of a split by a block: tokens of a thread, which lie side by side, and query heads that are scored
+ * at once. */
+#define OWN           4u
+#define QUERIES       4u
+
+#define SCORE_THREADS (SPLIT / OWN)
 
 struct weigh_seq {
     const float *q;
@@ -295,12 +298,10 @@ struct weigh_params {
     const weigh_seq *seqs;
     size_t offset, head_bytes;
     uint32_t heads, group, columns;
-    enum kva_dtype kv_dtype;
-    bool wide;
 };
 
-/* The block's largest; what is no number is not looked at. All threads of SPLIT. */
-static __device__ float split_max(float x, float *parts)
+/* The largest of a block of WARPS warps; what is no number is not looked at. */
+template <uint32_t WARPS> static __device__ float block_max(float x, float *parts)
 {
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     x = x > -INFINITY ? x : -INFINITY;
@@ -311,58 +312,122 @@ static __device__ float split_max(float x, float *parts)
     if (lane == 0)
         parts[warp] = x;
     __syncthreads(); /* every warp's largest is there */
-    for (uint32_t i = 0; i < SPLIT / KVA_WARP; i++)
+    for (uint32_t i = 0; i < WARPS; i++)
         x = fmaxf(x, parts[i]);
     return x;
 }
 
-static __device__ float number_at(const weigh_params &p, const void *keys, uint32_t c,
-                                  uint32_t slot)
+/* OWN codes or numbers that lie side by side. */
+static __device__ __forceinline__ void load_own(float (&to)[OWN], const int8_t *from)
 {
-    const size_t at = static_cast<size_t>(c) * KVA_PAGE_TOKENS + slot;
-    if (p.wide)
-        return kva_load(keys, p.kv_dtype, at);
-    return static_cast<float>(static_cast<const int8_t *>(keys)[at]);
+    /* Bytes without a sign become the last bits of a float from 2^23 on: no conversion, of which there
+     * are few a cycle. */
+    const uint32_t word = *reinterpret_cast<const uint32_t *>(from) ^ 0x80808080u;
+#pragma unroll
+    for (uint32_t i = 0; i < OWN; i++)
+        to[i] = __fsub_rn(__uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i)), 8388736.0f);
 }
 
-/* A split of a KV head of a sequence by a block: scores, and the largest of each head. */
-static __global__ void __launch_bounds__(SPLIT) scores_kernel(weigh_params p)
+template <typename KV>
+static __device__ __forceinline__ void load_own(float (&to)[OWN], const KV *from)
+{
+    const uint2 words = *reinterpret_cast<const uint2 *>(from);
+#pragma unroll
+    for (uint32_t i = 0; i < OWN; i++)
+        to[i] = kva_to_f32(KV{static_cast<uint16_t>((i / 2 ? words.y : words.x) >> i % 2 * 16)});
+}
+
+/* sums[h] = the products of the thread's tokens and query h. */
+template <typename T>
+static __device__ __forceinline__ void score_tokens(float (&sums)[QUERIES][OWN], const T *keys,
+                                                    const float4 *q, uint32_t columns)
+{
+#pragma unroll 4
+    for (uint32_t c = 0; c < columns; c++) {
+        const float4 four = q[c];
+        const float queries[QUERIES] = {four.x, four.y, four.z, four.w};
+        float k[OWN];
+        load_own(k, keys + static_cast<size_t>(c) * KVA_PAGE_TOKENS);
+#pragma unroll
+        for (uint32_t h = 0; h < QUERIES; h++) {
+#pragma unroll
+            for (uint32_t i = 0; i < OWN; i++)
+                sums[h][i] = fmaf(queries[h], k[i], sums[h][i]);
+        }
+    }
+}
+
+/* Queries [0, count) of `from` side by side for each column; zeros behind them. */
+static __device__ void load_sketched(float4 *q, const float *from, uint32_t columns, uint32_t count)
+{
+    for (uint32_t c = threadIdx.x; c < columns; c += SCORE_THREADS) {
+        float x[QUERIES];
+#pragma unroll
+        for (uint32_t h = 0; h < QUERIES; h++)
+            x[h] = h < count ? from[static_cast<size_t>(h) * columns + c] : 0.0f;
+        q[c] = {x[0], x[1], x[2], x[3]};
+    }
+}
+
+/* The scales of the thread's tokens; of 16-bit sketches 1. */
+template <typename T>
+static __device__ void load_scales(float (&scales)[OWN], const T *keys, uint32_t columns,
+                                   uint32_t slot)
+{
+    const kva_f16 *from = reinterpret_cast<const kva_f16 *>(keys + columns * KVA_PAGE_TOKENS);
+#pragma unroll
+    for (uint32_t i = 0; i < OWN; i++)
+        scales[i] = sizeof(T) == 1 ? kva_to_f32(from[slot + i]) : 1.0f;
+}
+
+static __device__ void store_scores(float *to, const float (&scores)[OWN])
+{
+    if (kva_vector_at(to)) {
+        *reinterpret_cast<float4 *>(to) = {scores[0], scores[1], scores[2], scores[3]};
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < OWN; i++)
+        to[i] = scores[i];
+}
+
+/* A split of a KV head of a sequence by a block: scores, and the largest of each head. T: of the
+ * sketches' numbers. */
+template <typename T>
+static __global__ void __launch_bounds__(SCORE_THREADS) scores_kernel(weigh_params p)
 {
     kva_begin();
-    __shared__ float parts[SPLIT / KVA_WARP];
-    KVA_DYNAMIC_SHARED(float, q); /* [QUERIES][columns] */
+    __shared__ float parts[SCORE_THREADS / KVA_WARP];
+    KVA_DYNAMIC_SHARED(float4, q); /* [columns]: of QUERIES queries */
     const weigh_seq &seq = p.seqs[blockIdx.z];
-    const uint32_t kv_head = blockIdx.y, token = blockIdx.x * SPLIT + threadIdx.x;
-    const uint32_t slot = token % KVA_PAGE_TOKENS;
-    const bool there = token < seq.tokens;
+    const uint32_t token = blockIdx.x * SPLIT + threadIdx.x * OWN;
+    const bool there = token < seq.tokens; /* whole pages */
     if (blockIdx.x >= seq.splits)
         return;
-    const unsigned char *keys = nullptr;
-    float scale = 1.0f;
-    if (there)
-        keys = static_cast<const unsigned char *>(seq.blocks[token / KVA_PAGE_TOKENS]) + p.offset +
-               kv_head * p.head_bytes;
-    if (there && !p.wide)
-        scale =
-            kva_to_f32(reinterpret_cast<const kva_f16 *>(keys + p.columns * KVA_PAGE_TOKENS)[slot]);
-    const bool counts = there && token >= seq.first && token >= seq.always;
+    const void *block = seq.blocks[there ? token / KVA_PAGE_TOKENS : 0];
+    const T *keys = reinterpret_cast<const T *>(static_cast<const unsigned char *>(block) +
+                                                p.offset + blockIdx.y * p.head_bytes);
+    float scales[OWN];
+    load_scales(scales, keys, p.columns, token % KVA_PAGE_TOKENS);
     for (uint32_t base = 0; base < p.group; base += QUERIES) {
-        const uint32_t count = min(QUERIES, p.group - base), head = kv_head * p.group + base;
-        float sums[QUERIES] = {};
+        const uint32_t count = min(QUERIES, p.group - base), head = blockIdx.y * p.group + base;
+        float sums[QUERIES][OWN] = {};
         __syncthreads(); /* the queries before have been used */
-        for (uint32_t i = threadIdx.x; i < count * p.columns; i += SPLIT)
-            q[i] = seq.q[static_cast<size_t>(head) * p.columns + i];
+        load_sketched(q, seq.q + static_cast<size_t>(head) * p.columns, p.columns, count);
         __syncthreads(); /* the queries are there */
-        for (uint32_t c = 0; c < p.columns && there; c++) {
-            const float k = number_at(p, keys, c, slot);
-            for (uint32_t h = 0; h < count; h++)
-                sums[h] = fmaf(q[h * p.columns + c], k, sums[h]);
-        }
+        score_tokens(sums, keys + token % KVA_PAGE_TOKENS, q, p.columns);
         for (uint32_t h = 0; h < count; h++) {
-            const float score = p.wide ? sums[h] : __fmul_rn(sums[h], scale);
+            float most = -INFINITY;
+#pragma unroll
+            for (uint32_t i = 0; i < OWN; i++) {
+                sums[h][i] = sizeof(T) == 1 ? __fmul_rn(sums[h][i], scales[i]) : sums[h][i];
+                const bool counts = there && token + i >= seq.first && token + i >= seq.always;
+                most = fmaxf(most, counts ? sums[h][i] : -INFINITY);
+            }
             if (there)
-                seq.scores[static_cast<size_t>(head + h) * seq.tokens + token] = score;
-            const float most = split_max(counts ? score : -INFINITY, parts);
+                store_scores(seq.scores + static_cast<size_t>(head + h) * seq.tokens + token,
+                             sums[h]);
+            most = block_max<SCORE_THREADS / KVA_WARP>(most, parts);
             if (threadIdx.x == 0)
                 seq.most[static_cast<size_t>(blockIdx.x) * p.heads + head + h] = most;
         }
@@ -383,7 +448,7 @@ static __global__ void __launch_bounds__(SPLIT) weights_kernel(weigh_params p)
         float most = -INFINITY;
         for (uint32_t i = threadIdx.x; i < seq.splits; i += SPLIT)
             most = fmaxf(most, seq.most[static_cast<size_t>(i) * p.heads + h]);
-        most = split_max(most, parts);
+        most = block_max<SPLIT / KVA_WARP>(most, parts);
         const float x =
             there ? seq.scores[static_cast<size_t>(h) * seq.tokens + token] - most : -INFINITY;
         nearest = x > nearest ? x : nearest;
@@ -432,12 +497,13 @@ static void weigh_some(struct kva_device *device, const struct kva_sketch_weigh_
     p.heads = args->heads;
     p.group = args->heads / args->kv_heads;
     p.columns = args->format.columns;
-    p.kv_dtype = args->kv_dtype;
-    p.wide = args->format.bits == 16;
     const dim3 grid(splits, args->kv_heads, count);
-    const size_t shared = QUERIES * p.columns * sizeof(float);
+    const size_t shared = p.columns * sizeof(float4);
+    const auto kernel = args->format.bits == 8      ? scores_kernel<int8_t>
+                        : args->kv_dtype == KVA_F16 ? scores_kernel<kva_f16>
+                                                    : scores_kernel<kva_bf16>;
     if (!kva_cuda_failed(device) && kva_cuda_run(device, KVA_QUEUE_COMPUTE, "sketch_weigh",
-                                                 {grid, SPLIT, shared}, scores_kernel, p))
+                                                 {grid, SCORE_THREADS, shared}, kernel, p))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "sketch_weigh's weights", {grid, SPLIT},
                      weights_kernel, p);
 }

@@ -20,7 +20,7 @@ struct kva_numbers {
 /* Vectors are whole where all of them lie at multiples of 16 bytes and none has fewer than eight
  * numbers: where rows are whole numbers of vectors and the first of them lies so. Others are moved
  * number by number, by the same threads. */
-static inline bool kva_vector_at(const void *data)
+static inline __host__ __device__ bool kva_vector_at(const void *data)
 {
     return reinterpret_cast<uintptr_t>(data) % sizeof(uint4) == 0;
 }
