@@ -168,28 +168,33 @@ static void mean_of_values(struct kva_device *device, const struct kva_mean_keys
     good->mean_keys(device, &wrong);
 }
 
+/* A case has two sequences (check_store.c); the first is stored otherwise than asked. */
+static void store_wrong(struct kva_device *device, const struct kva_store_rows_args *args,
+                        const struct kva_store_seq *first)
+{
+    const struct kva_store_seq seqs[] = {*first, args->seqs[1]};
+    struct kva_store_rows_args wrong = *args;
+    wrong.seqs = seqs;
+    good->store_rows(device, &wrong);
+}
+
 static void store_no_mean(struct kva_device *device, const struct kva_store_rows_args *args)
 {
-    struct kva_store_rows_args wrong = *args;
     struct kva_store_seq seq = args->seqs[0];
     seq.mean = NULL;
-    wrong.seqs = &seq;
-    good->store_rows(device, &wrong);
+    store_wrong(device, args, &seq);
 }
 
 static void store_next_position(struct kva_device *device, const struct kva_store_rows_args *args)
 {
-    struct kva_store_rows_args wrong = *args;
     struct kva_store_seq seq = args->seqs[0];
     seq.position_first++;
-    wrong.seqs = &seq;
-    good->store_rows(device, &wrong);
+    store_wrong(device, args, &seq);
 }
 
 static void store_one_less(struct kva_device *device, const struct kva_store_rows_args *args)
 {
     /* The last token of a KV head is forgotten. */
-    struct kva_store_rows_args wrong = *args;
     struct kva_store_seq seq = args->seqs[0];
     const size_t words = (size_t)args->kv_heads * seq.count;
     uint32_t *slots = malloc(words * sizeof *slots);
@@ -197,40 +202,43 @@ static void store_one_less(struct kva_device *device, const struct kva_store_row
     for (size_t i = seq.count - 1; i < words; i += seq.count)
         slots[i] = KVA_NO_SLOT;
     seq.slots = slots;
-    wrong.seqs = &seq;
-    good->store_rows(device, &wrong);
+    store_wrong(device, args, &seq);
     free(slots);
+}
+
+/* As store_wrong (check_roll.c). */
+static void roll_wrong(struct kva_device *device, const struct kva_roll_rows_args *args,
+                       const struct kva_roll_seq *first)
+{
+    const struct kva_roll_seq seqs[] = {*first, args->seqs[1]};
+    struct kva_roll_rows_args wrong = *args;
+    wrong.seqs = seqs;
+    good->roll_rows(device, &wrong);
 }
 
 static void roll_from_zero(struct kva_device *device, const struct kva_roll_rows_args *args)
 {
-    struct kva_roll_rows_args wrong = *args;
     struct kva_roll_seq seq = args->seqs[0];
     seq.position_first = 0;
-    wrong.seqs = &seq;
-    good->roll_rows(device, &wrong);
+    roll_wrong(device, args, &seq);
 }
 
 static void roll_no_mean(struct kva_device *device, const struct kva_roll_rows_args *args)
 {
-    struct kva_roll_rows_args wrong = *args;
     struct kva_roll_seq seq = args->seqs[0];
     seq.mean = NULL;
-    wrong.seqs = &seq;
-    good->roll_rows(device, &wrong);
+    roll_wrong(device, args, &seq);
 }
 
 static void roll_by_slot(struct kva_device *device, const struct kva_roll_rows_args *args)
 {
-    struct kva_roll_rows_args wrong = *args;
     struct kva_roll_seq seq = args->seqs[0];
     const size_t words = (size_t)args->kv_heads * seq.slots;
     uint32_t *positions = malloc(words * sizeof *positions);
     for (size_t i = 0; i < words; i++)
         positions[i] = (uint32_t)i;
     seq.positions = positions;
-    wrong.seqs = &seq;
-    good->roll_rows(device, &wrong);
+    roll_wrong(device, args, &seq);
     free(positions);
 }
 

@@ -7,12 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Tokens more than there are slots, so that most have none, and more than a block of threads looks
+ * at at once. */
+#define MANY 2100u
+
+/* One sequence. */
 struct store_test {
     struct store_shape shape;
     struct check_buf from[STORE_PAGES], to[STORE_PAGES], slots, mean;
     unsigned char *before[STORE_PAGES], *want[STORE_PAGES];
+    const void *from_blocks[MANY / KVA_PAGE_TOKENS + 1]; /* the same ones over and over */
+    void *to_blocks[STORE_PAGES];
     float inv_freq[256];
-    uint32_t count, position_first;
+    uint32_t count, slot_count, position_first;
 };
 
 /* Largest number of a row; NaN or infinite: such a row is not compared once rotated. */
@@ -35,7 +42,7 @@ static void store_model(struct store_test *test, uint32_t head, uint32_t token, 
     for (int i = 0; i < STORE_PAGES; i++)
         want[i].data = test->want[i];
     for (int value = 0; value < 2; value++) {
-        const uint16_t *row = store_row_at(shape, test->from, head, token, value);
+        const uint16_t *row = store_row_at(shape, test->from, head, token % STORE_SLOTS, value);
         float x[512] = {0};
         struct coded_row coded;
         store_load_row(shape, &test->mean, head, value, row, x);
@@ -83,7 +90,8 @@ static const char *check_rotated(struct store_test *test, uint32_t head, uint32_
     for (int i = 0; i < STORE_PAGES; i++)
         want[i].data = test->want[i];
     const double off = store_read_row(shape, test->to, head, slot, false, got);
-    const double most = widen_row(shape, store_row_at(shape, test->from, head, token, false), x);
+    const double most =
+        widen_row(shape, store_row_at(shape, test->from, head, token % STORE_SLOTS, false), x);
     const double position = (double)test->position_first + token;
     for (uint32_t c = 0; c < shape->head_dim && most < 60000; c++) {
         const double expect = store_rotated(shape, x, c, test->inv_freq, -position) -
@@ -116,33 +124,76 @@ static const char *check_rotated(struct store_test *test, uint32_t head, uint32_
     return NULL;
 }
 
-/* Every KV head has slots of its own, in no order, a third of its tokens none. */
+/* Every KV head has slots of its own, in no order, a third of its tokens none, or more where there
+ * are more of them than slots. */
 static void make_slots(struct check *check, struct store_test *test)
 {
-    const uint32_t all = STORE_PAGES * KVA_PAGE_TOKENS;
-    uint32_t *slots = test->slots.data, free_slots[STORE_PAGES * KVA_PAGE_TOKENS];
+    const uint32_t all = test->slot_count, among = kva_max_u32(test->count, all);
+    uint32_t *slots = test->slots.data, free_slots[STORE_SLOTS];
     for (uint32_t head = 0; head < test->shape.kv_heads; head++) {
+        uint32_t taken = 0;
         for (uint32_t i = 0; i < all; i++)
             free_slots[i] = i;
         for (uint32_t i = 0; i < test->count; i++) {
-            const uint32_t at = check_between(check, i, all - 1), slot = free_slots[at];
-            free_slots[at] = free_slots[i];
-            slots[head * test->count + i] = check_below(check, 3) == 0 ? KVA_NO_SLOT : slot;
+            uint32_t *slot = &slots[head * test->count + i];
+            *slot = KVA_NO_SLOT;
+            if (taken == all || check_below(check, among) >= all * 2 / 3)
+                continue;
+            const uint32_t at = check_between(check, taken, all - 1);
+            *slot = free_slots[at];
+            free_slots[at] = free_slots[taken++];
         }
     }
 }
 
-static const char *run_store(struct store_test *test, const struct check_variant *variant,
-                             struct kva_device *device, const struct kva_store_rows_args *args)
+static void store_begin(struct check *check, struct store_test *test)
+{
+    const struct store_shape *shape = &test->shape;
+    store_fill_blocks(check, shape, test->from);
+    test->slots = check_buf_new((size_t)shape->kv_heads * test->count * sizeof(uint32_t));
+    test->mean = store_mean_new(check, shape);
+    make_slots(check, test);
+    store_frequencies(test->inv_freq, shape->rotary_dim);
+    for (int i = 0; i < STORE_PAGES; i++) {
+        test->to[i] = check_buf_new(store_bytes(shape));
+        check_buf_garbage(check, &test->to[i]);
+        test->before[i] = malloc(test->to[i].bytes);
+        test->want[i] = malloc(test->to[i].bytes);
+        memcpy(test->before[i], test->to[i].data, test->to[i].bytes);
+        test->to_blocks[i] = test->to[i].data;
+    }
+    for (uint32_t i = 0; i * KVA_PAGE_TOKENS < test->count; i++)
+        test->from_blocks[i] = test->from[i % STORE_PAGES].data;
+}
+
+static void store_end(struct store_test *test)
+{
+    for (int i = 0; i < STORE_PAGES; i++) {
+        check_buf_free(&test->from[i]);
+        check_buf_free(&test->to[i]);
+        free(test->before[i]);
+        free(test->want[i]);
+    }
+    check_buf_free(&test->slots);
+    check_buf_free(&test->mean);
+}
+
+static struct kva_store_seq store_seq(const struct store_test *test)
+{
+    return (struct kva_store_seq){.from = test->from_blocks,
+                                  .to = test->to_blocks,
+                                  .slots = test->slots.data,
+                                  .mean = store_mean_of(&test->shape, &test->mean),
+                                  .slot_count = test->slot_count,
+                                  .count = test->count,
+                                  .position_first = test->position_first};
+}
+
+static const char *check_stored(struct store_test *test)
 {
     const struct store_shape *shape = &test->shape;
     const uint32_t *slots = test->slots.data;
     const size_t bytes = store_bytes(shape);
-    for (int i = 0; i < STORE_PAGES; i++) {
-        memcpy(test->to[i].data, test->before[i], bytes);
-        memcpy(test->want[i], test->before[i], bytes);
-    }
-    variant->ops.store_rows(device, args);
     for (uint32_t i = 0; i < shape->kv_heads * test->count; i++) {
         if (slots[i] == KVA_NO_SLOT)
             continue;
@@ -162,63 +213,60 @@ static const char *run_store(struct store_test *test, const struct check_variant
     return NULL;
 }
 
+static const char *run_store(struct store_test *tests, uint32_t seqs,
+                             const struct check_variant *variant, struct kva_device *device,
+                             const struct kva_store_rows_args *args)
+{
+    const char *reason = NULL;
+    for (uint32_t i = 0; i < seqs * STORE_PAGES; i++) {
+        struct store_test *test = &tests[i / STORE_PAGES];
+        const uint32_t page = i % STORE_PAGES;
+        memcpy(test->to[page].data, test->before[page], test->to[page].bytes);
+        memcpy(test->want[page], test->before[page], test->to[page].bytes);
+    }
+    variant->ops.store_rows(device, args);
+    for (uint32_t i = 0; i < seqs && !reason; i++)
+        reason = check_stored(&tests[i]);
+    return reason;
+}
+
+/* A sequence, and another one with fewer tokens for fewer pages. */
 static void store_case(struct check *check, const struct store_shape *shape, uint32_t count)
 {
-    struct store_test test = {.shape = *shape, .count = count, .position_first = 1000};
+    struct store_test tests[] = {
+        {.shape = *shape, .count = count, .slot_count = STORE_SLOTS, .position_first = 1000},
+        {.shape = *shape,
+         .count = (count + 2) / 3,
+         .slot_count = 2 * KVA_PAGE_TOKENS,
+         .position_first = 77}};
     const double work = 4.0 * shape->kv_heads * count * shape->head_dim;
-    const void *from[STORE_PAGES];
-    void *to[STORE_PAGES];
     char name[120];
     uint32_t run = 0;
     struct check_variant *variant;
     struct kva_device *device;
     if (!check_wanted(check, OP_STORE_ROWS, work))
         return;
-    store_fill_blocks(check, shape, test.from);
-    test.slots = check_buf_new((size_t)shape->kv_heads * count * sizeof(uint32_t));
-    test.mean = store_mean_new(check, shape);
-    make_slots(check, &test);
-    store_frequencies(test.inv_freq, shape->rotary_dim);
-    for (int i = 0; i < STORE_PAGES; i++) {
-        test.to[i] = check_buf_new(store_bytes(shape));
-        check_buf_garbage(check, &test.to[i]);
-        test.before[i] = malloc(test.to[i].bytes);
-        test.want[i] = malloc(test.to[i].bytes);
-        memcpy(test.before[i], test.to[i].data, test.to[i].bytes);
-        from[i] = test.from[i].data;
-        to[i] = test.to[i].data;
-    }
-    const struct kva_store_seq seqs[] = {{.from = from,
-                                          .to = to,
-                                          .slots = test.slots.data,
-                                          .mean = store_mean_of(shape, &test.mean),
-                                          .slot_count = STORE_PAGES * KVA_PAGE_TOKENS,
-                                          .count = count,
-                                          .position_first = test.position_first}};
+    store_begin(check, &tests[0]);
+    store_begin(check, &tests[1]);
+    const struct kva_store_seq seqs[] = {store_seq(&tests[0]), store_seq(&tests[1])};
     const struct kva_store_rows_args args = {
         .seqs = seqs,
         .from_offset_bytes = STORE_OFFSET,
         .to_offset_bytes = STORE_OFFSET,
-        .seq_count = 1,
+        .seq_count = 2,
         .kv_heads = shape->kv_heads,
         .head_dim = shape->head_dim,
         .kv_dtype = shape->dtype,
         .format = store_format(shape),
-        .rotary = {shape->rotary_dim ? test.inv_freq : NULL, shape->rotary_dim}};
+        .rotary = {shape->rotary_dim ? tests[0].inv_freq : NULL, shape->rotary_dim}};
     snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s%s rotary %u count %u",
              kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
              store_coding_name(shape), store_mean_name(shape), shape->rotary_dim, count);
     while (check_next_run(check, work, &run, &variant, &device))
         check_count_run(check, variant, OP_STORE_ROWS, device, name,
-                        run_store(&test, variant, device, &args));
-    for (int i = 0; i < STORE_PAGES; i++) {
-        check_buf_free(&test.from[i]);
-        check_buf_free(&test.to[i]);
-        free(test.before[i]);
-        free(test.want[i]);
-    }
-    check_buf_free(&test.slots);
-    check_buf_free(&test.mean);
+                        run_store(tests, 2, variant, device, &args));
+    store_end(&tests[0]);
+    store_end(&tests[1]);
 }
 
 void check_store_rows(struct check *check)
@@ -226,5 +274,7 @@ void check_store_rows(struct check *check)
     for (size_t i = 0; i < STORE_SHAPES; i++) {
         for (size_t j = 0; j < STORE_COUNTS; j++)
             store_case(check, &store_shapes[i], store_counts[j]);
+        if (store_shapes[i].head_dim <= 20)
+            store_case(check, &store_shapes[i], MANY);
     }
 }

@@ -9,15 +9,18 @@
 #define TURNED KVA_CODING_TURNED
 
 const struct store_shape store_shapes[STORE_SHAPES] = {
-    {2, 64, 0, KVA_BF16, 0, PLAIN, false},  {1, 80, 0, KVA_F16, 32, PLAIN, false},
-    {2, 64, 4, KVA_F16, 0, PLAIN, false},   {1, 128, 3, KVA_BF16, 0, PLAIN, true},
-    {3, 20, 2, KVA_F16, 0, PLAIN, false},   {1, 80, 8, KVA_BF16, 0, PLAIN, false},
-    {2, 64, 8, KVA_F16, 64, PLAIN, true},   {1, 128, 4, KVA_BF16, 96, PLAIN, false},
-    {1, 256, 2, KVA_BF16, 0, PLAIN, false}, {2, 64, 0, KVA_BF16, 64, PLAIN, false},
-    {1, 4, 3, KVA_F16, 2, PLAIN, true},     {2, 64, 2, KVA_BF16, 64, TURNED, false},
-    {1, 80, 3, KVA_F16, 0, TURNED, true},   {1, 128, 4, KVA_BF16, 96, TURNED, true},
-    {1, 256, 8, KVA_F16, 0, TURNED, true},  {3, 20, 2, KVA_BF16, 20, TURNED, true},
-    {1, 128, 2, KVA_F16, 0, TURNED, false},
+    {2, 64, 0, KVA_BF16, 0, PLAIN, false},   {1, 80, 0, KVA_F16, 32, PLAIN, false},
+    {2, 64, 4, KVA_F16, 0, PLAIN, false},    {1, 128, 3, KVA_BF16, 0, PLAIN, true},
+    {3, 20, 2, KVA_F16, 0, PLAIN, false},    {1, 80, 8, KVA_BF16, 0, PLAIN, false},
+    {2, 64, 8, KVA_F16, 64, PLAIN, true},    {1, 128, 4, KVA_BF16, 96, PLAIN, false},
+    {1, 256, 2, KVA_BF16, 0, PLAIN, false},  {2, 64, 0, KVA_BF16, 64, PLAIN, false},
+    {1, 4, 3, KVA_F16, 2, PLAIN, true},      {2, 64, 2, KVA_BF16, 64, TURNED, false},
+    {1, 80, 3, KVA_F16, 0, TURNED, true},    {1, 128, 4, KVA_BF16, 96, TURNED, true},
+    {1, 256, 8, KVA_F16, 0, TURNED, true},   {3, 20, 2, KVA_BF16, 20, TURNED, true},
+    {1, 128, 2, KVA_F16, 0, TURNED, false},  {1, 128, 0, KVA_BF16, 96, PLAIN, false},
+    {3, 20, 0, KVA_F16, 6, PLAIN, false},    {1, 256, 0, KVA_F16, 256, PLAIN, false},
+    {1, 64, 0, KVA_BF16, 12, PLAIN, false},  {1, 96, 4, KVA_F16, 64, TURNED, true},
+    {1, 256, 3, KVA_BF16, 128, PLAIN, true}, {2, 36, 8, KVA_F16, 12, PLAIN, false},
 };
 
 const uint32_t store_counts[STORE_COUNTS] = {1, 64, 3, 200};

@@ -13,6 +13,7 @@
 
 /* Blocks of a store, and where a block's rows begin: bytes. */
 #define STORE_PAGES  4
+#define STORE_SLOTS  (STORE_PAGES * KVA_PAGE_TOKENS)
 #define STORE_OFFSET 48u
 
 struct store_shape {
@@ -23,7 +24,7 @@ struct store_shape {
     bool mean; /* keys are coded without one */
 };
 
-#define STORE_SHAPES 17
+#define STORE_SHAPES 24
 #define STORE_COUNTS 4
 
 extern const struct store_shape store_shapes[STORE_SHAPES];
