@@ -165,15 +165,50 @@ static void keep_model(const struct kva_keep_args *args, const struct kva_keep_s
 
 /* --- cases ------------------------------------------------------------------------------------ */
 
-/* Few different numbers, for ties; sometimes all are equal, or one is no number. */
+/* One number: few different ones, for ties; no numbers and far ones among others; numbers that are
+ * close together, and one that is far; what is at the ends of the order. */
+static float make_value(struct check *check, uint32_t kind)
+{
+    const float x = fabsf(check_normal(check));
+    const float ends[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, -x, x, 0x1p-149f};
+    switch (kind) {
+    case 0:
+        return 0.5f;
+    case 1:
+        return rintf(3 * x) * 0.25f;
+    case 2:
+        return check_below(check, 20) == 0 ? check_below(check, 2) ? NAN : 100 * x : x;
+    case 3:
+        return check_below(check, 200) == 0 ? 1e30f
+                                            : 1.0f + 0x1p-23f * (float)check_below(check, 5000);
+    case 4:
+        return ends[check_below(check, KVA_COUNT_OF(ends))];
+    default:
+        return x;
+    }
+}
+
 static void fill_values(struct check *check, float *to, size_t count)
 {
-    const uint32_t kind = check_below(check, 4);
-    for (size_t i = 0; i < count; i++) {
-        const float x = fabsf(check_normal(check));
-        to[i] = kind == 0 ? 0.5f : kind == 1 ? rintf(3 * x) * 0.25f : x;
-        if (kind == 3 && check_below(check, 20) == 0)
-            to[i] = check_below(check, 2) ? NAN : 100 * x;
+    const uint32_t kind = check_below(check, 6);
+    for (size_t i = 0; i < count; i++)
+        to[i] = make_value(check, kind);
+}
+
+/* Numbers whose least that stays is near the end of a range of 2^13 of the 2^24 that all lie in,
+ * the range's least at its beginning, and larger ones close behind it. */
+static void fill_edge(float *to, uint32_t count, uint32_t slots)
+{
+    for (uint32_t rank = 0; rank < count; rank++) {
+        uint32_t x = (1000 << 13) + 8190 + (slots - 1) - rank;
+        if (rank == 0)
+            x = (1 << 24) - 1;
+        else if (rank == count - 1)
+            x = 0;
+        else if (rank > slots)
+            x = (1000 << 13) + 1 - (rank > slots + 1 ? rank - slots : 0);
+        x += 0x3F800000u; /* 1.0f */
+        memcpy(&to[rank * 7 % count], &x, sizeof x);
     }
 }
 
@@ -181,7 +216,16 @@ struct keep_shape {
     uint32_t slots, count, sinks, recent, pure, kv_heads;
     enum kva_keep_score score;
     float lambda;
+    uint32_t first; /* tokens that come first; 0: `count`, and thrice as many */
+    bool edge;      /* those of fill_edge come first */
 };
+
+static uint32_t tokens_of(const struct keep_shape *shape, uint32_t seq, uint32_t step)
+{
+    if (step == 0)
+        return shape->first ? shape->first : (seq ? 3 : 1) * shape->count;
+    return step == 3 ? 0 : shape->count;
+}
 
 /* A store that fills and is full: steps with `count` tokens each, another number in the first. */
 static void keep_case(struct check *check, const struct keep_shape *shape)
@@ -197,11 +241,11 @@ static void keep_case(struct check *check, const struct keep_shape *shape)
     char name[160];
     if (!check_wanted(check, OP_KEEP, work))
         return;
-    const uint32_t stride = 3 * shape->count + 2;
+    const uint32_t most = kva_max_u32(shape->first, 3 * shape->count), stride = most + 2;
     for (int i = 0; i < SEQS; i++) {
-        want[i] = bufs_new(shape->kv_heads, shape->slots, stride, 3 * shape->count);
-        got[i] = bufs_new(shape->kv_heads, shape->slots, stride, 3 * shape->count);
-        before[i] = bufs_new(shape->kv_heads, shape->slots, stride, 3 * shape->count);
+        want[i] = bufs_new(shape->kv_heads, shape->slots, stride, most);
+        got[i] = bufs_new(shape->kv_heads, shape->slots, stride, most);
+        before[i] = bufs_new(shape->kv_heads, shape->slots, stride, most);
         check_buf_garbage(check, &want[i].positions);
         check_buf_garbage(check, &want[i].mass);
         check_buf_garbage(check, &want[i].error);
@@ -219,9 +263,11 @@ static void keep_case(struct check *check, const struct keep_shape *shape)
         args.scratch_bytes = 0;
         for (int i = 0; i < SEQS; i++) {
             struct kva_keep_seq *seq = &seqs[i];
-            seq->count = step == 0 ? (i ? 3 : 1) * shape->count : step == 3 ? 0 : shape->count;
+            seq->count = tokens_of(shape, (uint32_t)i, step);
             fill_values(check, want[i].new_mass.data, want[i].new_mass.bytes / sizeof(float));
             fill_values(check, want[i].new_error.data, want[i].new_error.bytes / sizeof(float));
+            if (shape->edge && step == 0)
+                fill_edge(want[i].new_mass.data, seq->count, shape->slots);
             bufs_copy(&before[i], &want[i]);
             seq->mass = step == 2 ? NULL : want[i].new_mass.data;
             seq->error = want[i].new_error.data;
@@ -275,13 +321,26 @@ static void keep_case(struct check *check, const struct keep_shape *shape)
 void check_keep(struct check *check)
 {
     const struct keep_shape shapes[] = {
-        {64, 64, 4, 0, 0, 2, KVA_KEEP_MASS, 1},     {128, 64, 0, 16, 0, 3, KVA_KEEP_MASS, 0},
-        {64, 7, 1, 63, 5, 1, KVA_KEEP_MASS, 0},     {1, 5, 0, 0, 0, 2, KVA_KEEP_MASS, 0},
-        {0, 3, 0, 0, 0, 2, KVA_KEEP_MASS, 0},       {192, 64, 4, 10, 14, 2, KVA_KEEP_MINMAX, 0.5f},
-        {64, 30, 2, 3, 70, 2, KVA_KEEP_MINMAX, 1},  {64, 64, 0, 0, 0, 1, KVA_KEEP_MINMAX, 0},
-        {128, 64, 4, 9, 9, 2, KVA_KEEP_RANK, 0.5f}, {64, 61, 0, 0, 4, 3, KVA_KEEP_RANK, 0.3f},
-        {320, 200, 4, 32, 20, 1, KVA_KEEP_RANK, 1}, {576, 300, 4, 64, 40, 1, KVA_KEEP_MASS, 1},
-        {64, 0, 4, 3, 2, 2, KVA_KEEP_RANK, 0.5f},
+        {64, 64, 4, 0, 0, 2, KVA_KEEP_MASS, 1, 0, false},
+        {128, 64, 0, 16, 0, 3, KVA_KEEP_MASS, 0, 0, false},
+        {64, 7, 1, 63, 5, 1, KVA_KEEP_MASS, 0, 0, false},
+        {1, 5, 0, 0, 0, 2, KVA_KEEP_MASS, 0, 0, false},
+        {0, 3, 0, 0, 0, 2, KVA_KEEP_MASS, 0, 0, false},
+        {192, 64, 4, 10, 14, 2, KVA_KEEP_MINMAX, 0.5f, 0, false},
+        {64, 30, 2, 3, 70, 2, KVA_KEEP_MINMAX, 1, 0, false},
+        {64, 64, 0, 0, 0, 1, KVA_KEEP_MINMAX, 0, 0, false},
+        {128, 64, 4, 9, 9, 2, KVA_KEEP_RANK, 0.5f, 0, false},
+        {64, 61, 0, 0, 4, 3, KVA_KEEP_RANK, 0.3f, 0, false},
+        {320, 200, 4, 32, 20, 1, KVA_KEEP_RANK, 1, 0, false},
+        {576, 300, 4, 64, 40, 1, KVA_KEEP_MASS, 1, 0, false},
+        {64, 0, 4, 3, 2, 2, KVA_KEEP_RANK, 0.5f, 0, false},
+        /* One more than there are slots; all of them protected; thousands. */
+        {600, 1, 4, 30, 10, 1, KVA_KEEP_RANK, 0.4f, 600, false},
+        {600, 5, 4, 596, 3, 1, KVA_KEEP_RANK, 0.5f, 600, false},
+        {2200, 64, 4, 64, 30, 1, KVA_KEEP_RANK, 0.5f, 2200, false},
+        {2500, 64, 4, 64, 0, 1, KVA_KEEP_MASS, 1, 2600, false},
+        {900, 300, 4, 32, 50, 1, KVA_KEEP_MINMAX, 0.5f, 1700, false},
+        {100, 60, 0, 0, 0, 1, KVA_KEEP_MASS, 1, 180, true},
     };
     for (int round = 0; round < (check->quick ? 1 : 3); round++) {
         for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++)
