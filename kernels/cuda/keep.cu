@@ -1,12 +1,12 @@
 /* keep.cu - keep: which tokens stay, and where; use_rows: how often they were used. One KV head of one sequence by one block of
  * threads. The numbers are those of the CPU (kernels/cpu/keep/keep.c): keys whose order is the order
- * wanted, scores whose products are not fused with sums. The least key that stays is found bit by
- * bit, ranks by counting. */
-#include "kernels/cuda/number.cuh"
+ * wanted, scores whose products are not fused with sums. The least key that stays is found by
+ * histograms, ranks by sorting (rank.cuh). */
+#include "kernels/cuda/rank.cuh"
 
 #include <math.h>
 
-#define THREADS 512u
+#define THREADS RANK_THREADS
 
 typedef unsigned long long keep_key;
 #define OUTRIGHT (~0ull)
@@ -17,8 +17,9 @@ struct entries {
     float *mass, *error;               /* error NULL: none is kept */
     const float *new_mass, *new_error; /* NULL: 0 */
     uint32_t *to;
-    keep_key *keys;  /* [count] */
-    uint32_t *freed; /* [slots] */
+    keep_key *keys;       /* [count] */
+    rank_number *numbers; /* [2 * count]: while there are ranks to find */
+    uint32_t *freed;      /* [filled], there as well: afterwards */
     uint32_t count, filled, slots;
     uint32_t position_first, position_end; /* of what comes */
     uint32_t sinks, recent, pure;
@@ -44,6 +45,7 @@ static __device__ entries entries_of(const keep_seq &from, uint32_t kv_head)
             seq.error ? seq.error + come : nullptr,
             seq.to + static_cast<size_t>(kv_head) * seq.count,
             keys,
+            keys + count,
             reinterpret_cast<uint32_t *>(keys + count),
             count,
             seq.filled,
@@ -80,10 +82,9 @@ static __device__ uint32_t ordered(float x)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-static __device__ keep_key key_of(const entries &all, uint32_t i, float score)
+static __device__ keep_key key_of(const entries &all, uint32_t position, float score)
 {
-    return static_cast<keep_key>(ordered(score)) << 32 |
-           (all.newer ? position_of(all, i) : ~position_of(all, i));
+    return static_cast<keep_key>(ordered(score)) << 32 | (all.newer ? position : ~position);
 }
 
 /* The sum of the block's numbers. */
@@ -94,19 +95,24 @@ static __device__ uint32_t block_sum(uint32_t x, uint32_t *parts)
     return total;
 }
 
-/* The least of the `keep` largest keys: the largest number that so many are not less than. */
-static __device__ keep_key least_of(const entries &all, uint32_t keep, uint32_t *parts)
+/* The least of the `wanted` largest keys that are not OUTRIGHT, or a number below it that no key is
+ * between: by the score, then of those with this score by the position. There are more such keys. */
+static __device__ keep_key least_of(const entries &all, uint32_t wanted, rank_shared &shared)
 {
-    keep_key least = 0;
-    for (int bit = 63; bit >= 0; bit--) {
-        const keep_key candidate = least | 1ull << bit;
-        uint32_t above = 0;
-        for (uint32_t i = threadIdx.x; i < all.count; i += THREADS)
-            above += all.keys[i] >= candidate;
-        if (block_sum(above, parts) >= keep)
-            least = candidate;
-    }
-    return least;
+    if (wanted == 0)
+        return OUTRIGHT;
+    const rank_border score = find_border(shared, all.count, wanted, [&](uint32_t i, uint32_t *x) {
+        *x = static_cast<uint32_t>(all.keys[i] >> 32);
+        return *x != UINT32_MAX;
+    });
+    const keep_key least = static_cast<keep_key>(score.least) << 32;
+    if (score.left == score.same)
+        return least;
+    const auto ties = [&](uint32_t i, uint32_t *x) {
+        *x = static_cast<uint32_t>(all.keys[i]);
+        return all.keys[i] >> 32 == score.least;
+    };
+    return least | find_border(shared, all.count, score.left, ties).least;
 }
 
 /* --- scores ----------------------------------------------------------------------------------- */
@@ -119,8 +125,7 @@ static __device__ void add_score(const entries &all, uint32_t i, float part)
     all.keys[i] = __float_as_uint(sum);
 }
 
-static __device__ void add_minmax(const entries &all, bool worth, float weight, float *lows,
-                                  float *highs)
+static __device__ void add_minmax(const entries &all, bool worth, float weight, rank_shared &shared)
 {
     float low = INFINITY, high = -INFINITY;
     for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
@@ -134,13 +139,13 @@ static __device__ void add_minmax(const entries &all, bool worth, float weight, 
     }
     __syncthreads(); /* the ends before have been read */
     if (threadIdx.x % KVA_WARP == 0) {
-        lows[threadIdx.x / KVA_WARP] = low;
-        highs[threadIdx.x / KVA_WARP] = high;
+        shared.lows[threadIdx.x / KVA_WARP] = __float_as_uint(low);
+        shared.highs[threadIdx.x / KVA_WARP] = __float_as_uint(high);
     }
     __syncthreads(); /* every warp's ends are there */
     for (uint32_t i = 0; i < THREADS / KVA_WARP; i++) {
-        low = fminf(low, lows[i]);
-        high = fmaxf(high, highs[i]);
+        low = fminf(low, __uint_as_float(shared.lows[i]));
+        high = fmaxf(high, __uint_as_float(shared.highs[i]));
     }
     for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
         float x = value_of(all, i, worth), norm = 0.0f;
@@ -150,18 +155,13 @@ static __device__ void add_minmax(const entries &all, bool worth, float weight, 
     }
 }
 
-static __device__ void add_ranks(const entries &all, bool worth, float weight)
+static __device__ void add_ranks(const entries &all, bool worth, float weight, rank_shared &shared)
 {
-    for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
-        const uint32_t own = ordered(value_of(all, i, worth));
-        uint32_t below = 0;
-        if (all.keys[i] == OUTRIGHT)
-            continue;
-        for (uint32_t j = 0; j < all.count; j++)
-            below += ordered(value_of(all, j, worth)) < own;
-        float norm = __fdiv_rn(static_cast<float>(below), static_cast<float>(all.count - 1));
+    const auto number = [&](uint32_t i) { return ordered(value_of(all, i, worth)); };
+    rank_numbers(shared, all.numbers, all.count, number, [&](uint32_t i, uint32_t less) {
+        float norm = __fdiv_rn(static_cast<float>(less), static_cast<float>(all.count - 1));
         add_score(all, i, __fmul_rn(weight, norm));
-    }
+    });
 }
 
 /* keys = those of mass; of what is protected, OUTRIGHT. Returns how many are. */
@@ -169,9 +169,10 @@ static __device__ uint32_t put_mass(const entries &all, uint32_t *parts)
 {
     uint32_t outright = 0;
     for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
-        const unsigned long long position = position_of(all, i);
+        const uint32_t own = position_of(all, i);
+        const unsigned long long position = own;
         bool stays = position < all.sinks || position + all.recent >= all.position_end;
-        all.keys[i] = stays ? OUTRIGHT : key_of(all, i, value_of(all, i, false));
+        all.keys[i] = stays ? OUTRIGHT : key_of(all, own, value_of(all, i, false));
         outright += stays;
     }
     return block_sum(outright, parts);
@@ -188,37 +189,83 @@ static __device__ void settle(const entries &all, uint32_t i, uint32_t slot)
         all.error[slot] = all.new_error ? all.new_error[i] : 0.0f;
 }
 
+/* each(i, picked(i), before) for each i from first on: how many are picked before it. A warp has a
+ * piece of them. Returns how many are picked. */
+template <typename Picked, typename Each>
+static __device__ uint32_t number_picked(uint32_t first, uint32_t end, uint32_t *parts,
+                                         Picked picked, Each each)
+{
+    const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
+    const uint32_t piece = (end - first + THREADS - 1) / THREADS * KVA_WARP;
+    const uint32_t from = first + warp * piece, to = min(from + piece, end);
+    uint32_t count = 0, total;
+    for (uint32_t i = from + lane; i < to; i += KVA_WARP)
+        count += picked(i);
+    /* The first lane's: what the warps before have. */
+    uint32_t before = __shfl_sync(KVA_ALL, kva_sum_before(count, parts, &total), 0);
+    for (uint32_t base = from; base < to; base += KVA_WARP) {
+        const uint32_t i = base + lane;
+        const bool own = i < to && picked(i);
+        const uint32_t lanes = __ballot_sync(KVA_ALL, own);
+        if (i < to)
+            each(i, own, before + __popc(lanes & ((1u << lane) - 1)));
+        before += __popc(lanes);
+    }
+    return total;
+}
+
 /* Entries with keys of at least `least` stay. */
 static __device__ void assign(const entries &all, keep_key least, uint32_t *parts)
 {
-    uint32_t freed = 0, taken = 0, total;
-    for (uint32_t base = 0; base < all.slots; base += THREADS) {
-        const uint32_t slot = base + threadIdx.x;
-        const uint32_t goes = slot < all.slots && (slot >= all.filled || all.keys[slot] < least);
-        const uint32_t before = kva_sum_before(goes, parts, &total);
-        if (goes)
-            all.freed[freed + before] = slot;
-        freed += total;
-    }
-    /* Every freed slot is there once the next sum is known. */
-    for (uint32_t base = all.filled; base < all.count; base += THREADS) {
-        const uint32_t i = base + threadIdx.x;
-        const uint32_t stays = i < all.count && all.keys[i] >= least;
-        const uint32_t before = kva_sum_before(stays, parts, &total);
-        if (stays && taken + before < freed)
-            settle(all, i - all.filled, all.freed[taken + before]);
-        else if (i < all.count)
+    const auto goes = [&](uint32_t slot) { return all.keys[slot] < least; };
+    const auto stays = [&](uint32_t i) { return all.keys[i] >= least; };
+    const uint32_t gone =
+        number_picked(0, all.filled, parts, goes, [&](uint32_t slot, bool own, uint32_t before) {
+            if (own)
+                all.freed[before] = slot;
+        });
+    const uint32_t free = gone + all.slots - all.filled;
+    /* Every slot that was freed is there once the next sum is known. */
+    number_picked(all.filled, all.count, parts, stays, [&](uint32_t i, bool own, uint32_t before) {
+        if (own && before < free)
+            settle(all, i - all.filled,
+                   before < gone ? all.freed[before] : all.filled + (before - gone));
+        else
             all.to[i - all.filled] = KVA_NO_SLOT;
-        taken += total;
+    });
+}
+
+/* What the mass alone decides becomes OUTRIGHT, then the others have their scores. Returns how many
+ * are OUTRIGHT. */
+static __device__ uint32_t put_scores(const entries &all, uint32_t outright,
+                                      enum kva_keep_score score, float lambda, rank_shared &shared)
+{
+    const uint32_t pure = min(all.pure, all.slots - outright);
+    const keep_key least = least_of(all, pure, shared);
+    for (uint32_t i = threadIdx.x; i < all.count; i += THREADS)
+        all.keys[i] = all.keys[i] >= least ? OUTRIGHT : 0;
+    for (uint32_t worth = 0; worth < 2; worth++) {
+        const float weight = worth ? __fsub_rn(1.0f, lambda) : lambda;
+        if (score == KVA_KEEP_MINMAX)
+            add_minmax(all, worth, weight, shared);
+        else
+            add_ranks(all, worth, weight, shared);
     }
+    for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
+        const keep_key key = all.keys[i];
+        if (key != OUTRIGHT)
+            all.keys[i] =
+                key_of(all, position_of(all, i), __uint_as_float(static_cast<uint32_t>(key)));
+    }
+    __syncthreads(); /* every key is there */
+    return outright + pure;
 }
 
 static __global__ void __launch_bounds__(THREADS)
     keep_kernel(const keep_seq *seqs, enum kva_keep_score score, float lambda)
 {
     kva_begin();
-    __shared__ uint32_t parts[THREADS / KVA_WARP];
-    __shared__ float lows[THREADS / KVA_WARP], highs[THREADS / KVA_WARP];
+    __shared__ rank_shared shared;
     const entries all = entries_of(seqs[blockIdx.x], blockIdx.y);
     if (all.count <= all.slots) {
         for (uint32_t i = threadIdx.x; i < all.count - all.filled; i += THREADS)
@@ -230,25 +277,10 @@ static __global__ void __launch_bounds__(THREADS)
             all.to[i] = KVA_NO_SLOT;
         return;
     }
-    const uint32_t outright = put_mass(all, parts);
-    if (score != KVA_KEEP_MASS) {
-        const uint32_t by_mass = outright + min(all.pure, all.slots - outright);
-        const keep_key least = least_of(all, by_mass, parts);
-        for (uint32_t i = threadIdx.x; i < all.count; i += THREADS)
-            all.keys[i] = by_mass > 0 && all.keys[i] >= least ? OUTRIGHT : 0;
-        for (uint32_t worth = 0; worth < 2; worth++) {
-            const float weight = worth ? __fsub_rn(1.0f, lambda) : lambda;
-            if (score == KVA_KEEP_MINMAX)
-                add_minmax(all, worth, weight, lows, highs);
-            else
-                add_ranks(all, worth, weight);
-        }
-        for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
-            if (all.keys[i] != OUTRIGHT)
-                all.keys[i] = key_of(all, i, __uint_as_float(static_cast<uint32_t>(all.keys[i])));
-        }
-    }
-    assign(all, least_of(all, all.slots, parts), parts);
+    uint32_t outright = put_mass(all, shared.parts);
+    if (score != KVA_KEEP_MASS)
+        outright = put_scores(all, outright, score, lambda, shared);
+    assign(all, least_of(all, all.slots - outright, shared), shared.parts);
 }
 
 void kva_cuda_keep(struct kva_device *device, const struct kva_keep_args *args)

@@ -38,6 +38,7 @@ static const struct {
     {"shortlist.cu", MUTATIONS_OF_OPERATORS, "shortlist"},
     {"mass.cu", MUTATIONS_OF_OPERATORS, "attend_mass"},
     {"keep.cu", MUTATIONS_OF_OPERATORS, "keep use_rows"},
+    {"rank.cuh", MUTATIONS_OF_OPERATORS, "keep roll_rows"},
     {"keep_rows.cu", MUTATIONS_OF_OPERATORS, "mean_keys row_error roll_rows"},
     {"keep_rows.cuh", MUTATIONS_OF_OPERATORS, "row_error store_rows roll_rows"},
     {"page_codes.cuh", MUTATIONS_OF_OPERATORS, "store_rows roll_rows"},
