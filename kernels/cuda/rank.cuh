@@ -1,9 +1,11 @@
 /* rank.cuh - numbers in their order, by a block of RANK_THREADS threads: entries that are kept
- * (keep.cu).
+ * (keep.cu), positions of a store (keep_rows.cu).
  *
  *   find_border     the least of the largest: a histogram of where they lie, then one of the digit
  *                   that it is in, and so on, until all of a digit are wanted
  *   rank_numbers    how many are less than each: sorted by digits of eight bits, the lowest first
+ *   rank_different  the same of numbers that all differ and lie close together, as positions do: a
+ *                   bit for each number that may be there
  *
  * Numbers come from get() and results go to put(), by whatever thread; results do not depend on
  * the order in which threads run. */
@@ -21,6 +23,9 @@
 #define RANK_BITS     8
 #define RANK_DIGITS   (1u << RANK_BITS) /* a thread has one at most */
 
+#define WINDOW_WORDS  2048u
+#define WINDOW        (WINDOW_WORDS * 32u) /* numbers that there are bits for */
+
 /* The least number that is wanted; of the `same` numbers from it to the next larger one that is
  * told apart, `left` are wanted. */
 struct rank_border {
@@ -30,7 +35,8 @@ struct rank_border {
 /* Shared memory of a block. */
 struct rank_shared {
     uint32_t counts[RANK_WARPS * RANK_DIGITS]; /* of find_border, BORDER_DIGITS; of rank_numbers,
-                                                  by warp */
+                                                  by warp; of rank_different, the bits, and how many
+                                                  are before each word */
     uint32_t parts[RANK_WARPS], lows[RANK_WARPS], highs[RANK_WARPS];
     rank_border found;
 };
@@ -217,6 +223,62 @@ static __device__ void rank_numbers(rank_shared &shared, rank_number *numbers, u
     for (uint32_t i = threadIdx.x; i < count; i += RANK_THREADS)
         put(static_cast<uint32_t>(numbers[i]), rank_less(numbers, i));
     __syncthreads(); /* every number has been looked at */
+}
+
+/* --- ranks of numbers that differ -------------------------------------------------------------- */
+
+/* before[i] = how many bits there are before word i of the window; returns how many there are. */
+static __device__ uint32_t rank_words(rank_shared &shared)
+{
+    const uint32_t own = WINDOW_WORDS / RANK_THREADS, first = threadIdx.x * own;
+    uint32_t *words = shared.counts + first, sum = 0, total;
+#pragma unroll
+    for (uint32_t i = 0; i < own; i++)
+        sum += __popc(words[i]);
+    uint32_t before = kva_sum_before(sum, shared.parts, &total);
+#pragma unroll
+    for (uint32_t i = 0; i < own; i++) {
+        words[WINDOW_WORDS + i] = before;
+        before += __popc(words[i]);
+    }
+    __syncthreads(); /* every word's are known */
+    return total;
+}
+
+/* put(i, less) for each i < count: how many of the numbers get(i), which differ and are less than
+ * UINT32_MAX, are less than its own. Of numbers that lie further apart there is window after
+ * window, from the least number on that was in none. */
+template <typename Get, typename Put>
+static __device__ void rank_different(rank_shared &shared, uint32_t count, Get get, Put put)
+{
+    static_assert(2 * WINDOW_WORDS <= RANK_WARPS * RANK_DIGITS, "two arrays in one");
+    uint32_t *words = shared.counts, done = 0, least = 0;
+    while (done < count) {
+        uint32_t low = UINT32_MAX, most = 0;
+        for (uint32_t i = threadIdx.x; i < count; i += RANK_THREADS)
+            low = get(i) >= least ? min(low, get(i)) : low;
+        __syncthreads(); /* the window before has been looked at */
+        for (uint32_t i = threadIdx.x; i < WINDOW_WORDS; i += RANK_THREADS)
+            words[i] = 0;
+        rank_ends(shared, &low, &most); /* no bit is set, too */
+        for (uint32_t i = threadIdx.x; i < count; i += RANK_THREADS) {
+            const uint32_t x = get(i) - low;
+            if (get(i) >= low && x < WINDOW)
+                atomicOr(&words[x / 32], 1u << x % 32);
+        }
+        __syncthreads(); /* every number has its bit */
+        const uint32_t total = rank_words(shared);
+        for (uint32_t i = threadIdx.x; i < count; i += RANK_THREADS) {
+            const uint32_t x = get(i) - low;
+            if (get(i) >= low && x < WINDOW)
+                put(i, done + words[WINDOW_WORDS + x / 32] +
+                           __popc(words[x / 32] & ((1u << x % 32) - 1)));
+        }
+        if (total == 0 || low >= UINT32_MAX - WINDOW)
+            return; /* some were equal */
+        done += total;
+        least = low + WINDOW;
+    }
 }
 
 #endif

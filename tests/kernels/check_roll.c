@@ -130,13 +130,14 @@ static const char *run_roll(struct roll_test *tests, uint32_t seqs,
     return reason;
 }
 
-/* Ascending, then shuffled. */
+/* Ascending, then shuffled; of every other KV head in groups far apart. */
 static void make_positions(struct check *check, struct roll_test *test)
 {
     for (uint32_t head = 0; head < test->shape.kv_heads; head++) {
         uint32_t *positions = (uint32_t *)test->positions.data + head * test->slots;
+        const uint32_t gap = head % 2 ? 20000 : 0;
         for (uint32_t i = 0; i < test->slots; i++)
-            positions[i] = 7 * i + check_below(check, 7);
+            positions[i] = 7 * i + i / 16 * gap + check_below(check, 7);
         for (uint32_t i = 0; i < test->filled; i++) {
             const uint32_t j = check_below(check, test->filled), x = positions[i];
             positions[i] = positions[j];

@@ -209,6 +209,12 @@ template <typename T> T atomicAnd(T *at, T value)
     *at = old & value;
     return old;
 }
+template <typename T> T atomicOr(T *at, T value)
+{
+    T old = *at;
+    *at = old | value;
+    return old;
+}
 template <typename T> T min(T a, T b)
 {
     return b < a ? b : a;
