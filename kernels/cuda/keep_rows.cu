@@ -2,6 +2,7 @@
  * row, and a store's rows rotated. Codes and errors have the bits of the CPU
  * (kernels/cpu/keep/token_row.h): no product is fused with a sum. */
 #include "kernels/cuda/keep_rows.cuh"
+#include "kernels/cuda/rank.cuh"
 
 /* --- mean_keys -------------------------------------------------------------------------------- */
 
@@ -174,18 +175,15 @@ void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_ar
 /* --- roll_rows -------------------------------------------------------------------------------- */
 
 /* index = how many positions of the KV head are lower. */
-static __global__ void __launch_bounds__(THREADS) index_kernel(const move_seq *seqs)
+static __global__ void __launch_bounds__(RANK_THREADS) index_kernel(const move_seq *seqs)
 {
     kva_begin();
+    __shared__ rank_shared shared;
     const move_seq seq = seqs[blockIdx.x];
     const size_t at = static_cast<size_t>(blockIdx.y) * seq.stride;
-    for (uint32_t i = threadIdx.x; i < seq.count; i += THREADS) {
-        const uint32_t own = seq.slots[at + i];
-        uint32_t below = 0;
-        for (uint32_t j = 0; j < seq.count; j++)
-            below += seq.slots[at + j] < own;
-        seq.index[at + i] = below;
-    }
+    rank_different(
+        shared, seq.count, [&](uint32_t i) { return seq.slots[at + i]; },
+        [&](uint32_t i, uint32_t less) { seq.index[at + i] = less; });
 }
 
 /* A slot's place: `key` is whether its key is yet to be written, `value` its value. */
@@ -390,7 +388,7 @@ void kva_cuda_roll_rows(struct kva_device *device, const struct kva_roll_rows_ar
     send_params(device, &p, seqs, bytes, &args->rotary);
     if (kva_cuda_failed(device) ||
         !kva_cuda_run(device, KVA_QUEUE_COMPUTE, "roll_rows' order",
-                      {dim3(args->seq_count, args->kv_heads), THREADS}, index_kernel, p.seqs))
+                      {dim3(args->seq_count, args->kv_heads), RANK_THREADS}, index_kernel, p.seqs))
         return;
     if (args->kv_dtype == KVA_F16)
         run_roll<kva_f16>(device, args, p, most, whole);

@@ -572,13 +572,13 @@ int main(int argc, char **argv)
     struct full_speed full[KVA_COUNT_OF(budgets_gib)][KVA_COUNT_OF(lengths)];
     print_batches(&bench, full, 0);
     print_previous(&bench, full);
+    print_keeping(&bench, full);
     if (!bench.only)
         print_strange(&bench, full);
     if (budgets_of(&bench) > 1)
         print_batches(&bench, full, 1);
     if (!bench.only)
         print_hidden(&bench);
-    print_keeping(&bench, full);
     print_bringing(&bench, full);
     if (!predict)
         close_engine(&bench);
