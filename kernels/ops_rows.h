@@ -107,11 +107,19 @@ struct kva_choose_args {
     float share;          /* of KVA_CHOOSE_NEAR: 0 to 1 */
 };
 
-/* mass[i] += weights[i], i < count, where weights[i] is not less than 0. */
-struct kva_accumulate_args {
-    float *mass;
-    const float *weights;
+struct kva_accumulate_seq {
+    float *mass;             /* [kv_heads][mass_stride]; device */
+    const float *weights;    /* [kv_heads][weights_stride]; device */
+    uint32_t mass_stride;    /* >= count */
+    uint32_t weights_stride; /* >= count */
     uint32_t count;
+};
+
+/* mass[kv_head][i] += weights[kv_head][i], i < count, where the weight is not less than 0. */
+struct kva_accumulate_args {
+    const struct kva_accumulate_seq *seqs; /* host [seq_count]; their mass does not overlap */
+    uint32_t seq_count;
+    uint32_t kv_heads;
 };
 
 /* --- slots ----------------------------------------------------------------------------------- */

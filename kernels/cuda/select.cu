@@ -512,18 +512,31 @@ void kva_cuda_choose(struct kva_device *device, const struct kva_choose_args *ar
 
 /* --- accumulate ------------------------------------------------------------------------------- */
 
-static __global__ void accumulate_kernel(float *mass, const float *weights, uint32_t count)
+static __global__ void __launch_bounds__(THREADS)
+    accumulate_kernel(const struct kva_accumulate_seq *seqs)
 {
     kva_begin();
-    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count && weights[i] >= 0.0f)
-        mass[i] += weights[i];
+    const struct kva_accumulate_seq seq = seqs[blockIdx.x];
+    float *mass = seq.mass + static_cast<size_t>(blockIdx.y) * seq.mass_stride;
+    const float *weights = seq.weights + static_cast<size_t>(blockIdx.y) * seq.weights_stride;
+    for (uint32_t i = blockIdx.z * THREADS + threadIdx.x; i < seq.count; i += gridDim.z * THREADS) {
+        if (weights[i] >= 0.0f)
+            mass[i] += weights[i];
+    }
 }
 
 void kva_cuda_accumulate(struct kva_device *device, const struct kva_accumulate_args *args)
 {
-    if (args->count > 0 && kva_cuda_enter(device))
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        most = kva_max_u32(most, args->seqs[i].count);
+    if (most == 0 || !kva_cuda_enter(device))
+        return;
+    const struct kva_accumulate_seq *seqs =
+        kva_cuda_upload_array(device, args->seqs, args->seq_count);
+    const uint32_t blocks = kva_min_u32(kva_blocks(most, THREADS), 64);
+    if (!kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "accumulate",
-                     {kva_blocks(args->count, THREADS), THREADS}, accumulate_kernel, args->mass,
-                     args->weights, args->count);
+                     {dim3(args->seq_count, args->kv_heads, blocks), THREADS}, accumulate_kernel,
+                     seqs);
 }

@@ -38,8 +38,12 @@ static void accumulate_all(struct kva_device *device, const struct kva_accumulat
 {
     /* What is no candidate is added, too. */
     (void)device;
-    for (uint32_t i = 0; i < args->count; i++)
-        args->mass[i] += args->weights[i];
+    for (uint32_t item = 0; item < args->seq_count * args->kv_heads; item++) {
+        const struct kva_accumulate_seq *seq = &args->seqs[item / args->kv_heads];
+        const size_t head = item % args->kv_heads;
+        for (uint32_t i = 0; i < seq->count; i++)
+            seq->mass[head * seq->mass_stride + i] += seq->weights[head * seq->weights_stride + i];
+    }
 }
 
 static void assign_anew(struct kva_device *device, const struct kva_assign_slots_args *args)

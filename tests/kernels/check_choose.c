@@ -155,38 +155,78 @@ void check_choose(struct check *check)
 
 /* --- accumulate ------------------------------------------------------------------------------- */
 
+/* Two sequences of several KV heads. */
+struct sums_test {
+    struct kva_accumulate_seq seqs[2];
+    struct check_buf weights[2], mass[2];
+    float *before[2], *expect[2];
+};
+
+static void make_sums(struct check *check, struct sums_test *test, uint32_t kv_heads, int i,
+                      uint32_t count)
+{
+    struct kva_accumulate_seq *seq = &test->seqs[i];
+    *seq = (struct kva_accumulate_seq){.mass_stride = count + check_below(check, 9),
+                                       .weights_stride = count + check_below(check, 9),
+                                       .count = count};
+    test->weights[i] = check_buf_new((size_t)kv_heads * seq->weights_stride * sizeof(float));
+    test->mass[i] = check_buf_new((size_t)kv_heads * seq->mass_stride * sizeof(float));
+    seq->weights = test->weights[i].data;
+    seq->mass = test->mass[i].data;
+    test->before[i] = malloc(2 * test->mass[i].bytes + 1);
+    test->expect[i] = test->before[i] + kv_heads * seq->mass_stride;
+    for (uint32_t j = 0; j < kv_heads * seq->weights_stride; j++)
+        ((float *)test->weights[i].data)[j] = choose_weight(check, j % 2);
+    for (uint32_t j = 0; j < kv_heads * seq->mass_stride; j++) {
+        const uint32_t head = j / seq->mass_stride, at = j % seq->mass_stride;
+        const float before = fabsf(check_normal(check)) * 10;
+        const float weight = at < count ? seq->weights[head * seq->weights_stride + at] : -1;
+        test->before[i][j] = before;
+        test->expect[i][j] = weight >= 0 ? before + weight : before;
+    }
+}
+
+static const char *compare_sums(const struct sums_test *test)
+{
+    for (int i = 0; i < 2; i++) {
+        if (memcmp(test->mass[i].data, test->expect[i], test->mass[i].bytes) != 0)
+            return "other sums";
+        if (!check_buf_intact(&test->mass[i]))
+            return "wrote before its output";
+    }
+    return NULL;
+}
+
+static void accumulate_case(struct check *check, uint32_t kv_heads, uint32_t count)
+{
+    struct sums_test test;
+    struct check_variant *variant;
+    struct kva_device *device;
+    uint32_t run = 0;
+    char name[48];
+    if (!check_wanted(check, OP_ACCUMULATE, 2.0 * kv_heads * count))
+        return;
+    make_sums(check, &test, kv_heads, 0, count);
+    make_sums(check, &test, kv_heads, 1, count / 3);
+    snprintf(name, sizeof name, "kv_heads %u count %u", kv_heads, count);
+    while (check_next_run(check, 2.0 * kv_heads * count, &run, &variant, &device)) {
+        for (int i = 0; i < 2; i++)
+            memcpy(test.mass[i].data, test.before[i], test.mass[i].bytes);
+        variant->ops.accumulate(
+            device,
+            &(struct kva_accumulate_args){.seqs = test.seqs, .seq_count = 2, .kv_heads = kv_heads});
+        check_count_run(check, variant, OP_ACCUMULATE, device, name, compare_sums(&test));
+    }
+    for (int i = 0; i < 2; i++) {
+        check_buf_free(&test.weights[i]);
+        check_buf_free(&test.mass[i]);
+        free(test.before[i]);
+    }
+}
+
 void check_accumulate(struct check *check)
 {
-    const uint32_t counts[] = {1, 15, 17, 64, 511, 513, 5000};
-    for (size_t i = 0; i < KVA_COUNT_OF(counts); i++) {
-        uint32_t count = counts[i], run = 0;
-        struct check_variant *variant;
-        struct kva_device *device;
-        char name[32];
-        if (!check_wanted(check, OP_ACCUMULATE, count))
-            continue;
-        struct check_buf weights = check_buf_new(count * sizeof(float));
-        struct check_buf mass = check_buf_new(count * sizeof(float));
-        float *before = malloc(2 * count * sizeof(float)), *expect = before + count;
-        for (uint32_t j = 0; j < count; j++) {
-            float weight = ((float *)weights.data)[j] = choose_weight(check, j % 2);
-            before[j] = fabsf(check_normal(check)) * 10;
-            expect[j] = weight >= 0 ? before[j] + weight : before[j];
-        }
-        snprintf(name, sizeof name, "count %u", count);
-        while (check_next_run(check, count, &run, &variant, &device)) {
-            memcpy(mass.data, before, mass.bytes);
-            variant->ops.accumulate(device, &(struct kva_accumulate_args){
-                                                .mass = mass.data,
-                                                .weights = weights.data,
-                                                .count = count,
-                                            });
-            bool good = memcmp(mass.data, expect, mass.bytes) == 0 && check_buf_intact(&mass);
-            check_count_run(check, variant, OP_ACCUMULATE, device, name,
-                            good ? NULL : "other sums");
-        }
-        check_buf_free(&weights);
-        check_buf_free(&mass);
-        free(before);
-    }
+    const uint32_t counts[] = {1, 15, 17, 64, 511, 513, 5000, 20000};
+    for (size_t i = 0; i < KVA_COUNT_OF(counts); i++)
+        accumulate_case(check, 1 + (uint32_t)i % 3, counts[i]);
 }

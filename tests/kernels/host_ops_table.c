@@ -363,11 +363,18 @@ static void host_accumulate(struct kva_device *device, const struct kva_accumula
 {
     struct host_ops *h = host_begin(device);
     struct kva_accumulate_args args = *host;
-    args.mass = host_put_out(h, host->mass, args.count * sizeof(float));
-    args.weights = host_put_in(h, host->weights, args.count * sizeof(float));
+    struct kva_accumulate_seq *seqs = calloc(args.seq_count + 1, sizeof *seqs);
+    const size_t bytes = args.kv_heads * sizeof(float);
+    for (uint32_t i = 0; i < args.seq_count; i++) {
+        seqs[i] = host->seqs[i];
+        seqs[i].mass = host_put_out(h, seqs[i].mass, bytes * seqs[i].mass_stride);
+        seqs[i].weights = host_put_in(h, seqs[i].weights, bytes * seqs[i].weights_stride);
+    }
+    args.seqs = seqs;
     host_send(h);
     h->ops->accumulate(device, &args);
     host_end(h);
+    free(seqs);
 }
 
 static void host_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *host)

@@ -219,11 +219,10 @@ static void finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
     free((void *)s->from);
 }
 
-/* Slots of a page that leaves, and errors, which lie as the window's mass does. */
+/* Slots and errors of a page that leaves. */
 static size_t leaving_bytes(const struct kva_kv *kv)
 {
-    size_t head_bytes = KVA_PAGE_TOKENS * sizeof(uint32_t) + KVA_KEPT_WINDOW * sizeof(float);
-    return kv->shape.kv_heads * head_bytes;
+    return kva_kept_page_marks(kv) * (sizeof(uint32_t) + sizeof(float));
 }
 
 static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv *kv,
@@ -231,9 +230,11 @@ static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv 
 {
     struct kva_kept_cache *cache = kva_kv_part_cache(kv, self);
     void *zeros, *slots;
-    cache->seqs = calloc(2 * (size_t)kv->sequences_max, sizeof(*cache->seqs));
-    cache->ranges = calloc(2 * (size_t)kv->sequences_max, sizeof(*cache->ranges));
-    if (!cache->seqs || !cache->ranges)
+    const size_t entries = (1 + KVA_KEPT_WINDOW_PAGES) * (size_t)kv->sequences_max;
+    cache->seqs = calloc(entries, sizeof(*cache->seqs));
+    cache->ranges = calloc(entries, sizeof(*cache->ranges));
+    cache->weighed = calloc(kv->sequences_max, sizeof(*cache->weighed));
+    if (!cache->seqs || !cache->ranges || !cache->weighed)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
     enum kva_status status =
         kva_device_alloc(kv->device, KVA_MEM_DEVICE, KVA_KEPT_ZERO_BYTES, &zeros, err);
@@ -244,7 +245,7 @@ static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv 
     if (status)
         return status;
     cache->slots = slots;
-    cache->errors = (float *)slots + (size_t)kv->shape.kv_heads * KVA_PAGE_TOKENS;
+    cache->errors = (float *)slots + kva_kept_page_marks(kv);
     return KVA_OK;
 }
 
@@ -253,6 +254,7 @@ static void cache_finish(const struct kva_kv_part *self, struct kva_kv *kv)
     struct kva_kept_cache *cache = kva_kv_part_cache(kv, self);
     free(cache->seqs);
     free(cache->ranges);
+    free(cache->weighed);
     if (cache->zeros)
         kva_device_free(kv->device, KVA_MEM_DEVICE, cache->zeros, KVA_KEPT_ZERO_BYTES);
     if (cache->slots)

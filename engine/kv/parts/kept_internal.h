@@ -11,8 +11,9 @@
 #include "engine/kv/part.h"
 #include "engine/kv/parts/kept.h"
 
-/* Tokens of the window, with those of the page that is about to leave. */
-#define KVA_KEPT_WINDOW (2 * KVA_PAGE_TOKENS)
+/* Pages of the window, with the one that is about to leave, and their tokens. */
+#define KVA_KEPT_WINDOW_PAGES 2u
+#define KVA_KEPT_WINDOW       (KVA_KEPT_WINDOW_PAGES * KVA_PAGE_TOKENS)
 
 /* Of a sequence. */
 struct kva_kept_state {
@@ -52,11 +53,12 @@ struct kva_kept_prompt {
 
 /* Of the cache: descriptors of one call, and what sequences do not need by themselves. */
 struct kva_kept_cache {
-    struct kva_mass_seq *seqs;       /* [2 * sequences_max] */
-    struct kva_attend_range *ranges; /* [2 * sequences_max] */
-    unsigned char *zeros;            /* device */
-    uint32_t *slots;                 /* device [kv_heads][KVA_PAGE_TOKENS]: of a page that leaves */
-    float *errors;                   /* the same */
+    struct kva_mass_seq *seqs; /* [sequences_max (1 + KVA_KEPT_WINDOW_PAGES)]: stores, pages */
+    struct kva_attend_range *ranges;    /* of each */
+    struct kva_accumulate_seq *weighed; /* [sequences_max] */
+    unsigned char *zeros;               /* device */
+    uint32_t *slots; /* device [kv_heads][KVA_PAGE_TOKENS]: of a page that leaves */
+    float *errors;   /* [kv_heads][KVA_PAGE_TOKENS]: theirs */
 };
 
 static inline struct kva_kept_state *kva_kept_state_of(const struct kva_kv_seq *seq)
@@ -72,6 +74,12 @@ static inline struct kva_kept_cache *kva_kept_cache_of(const struct kva_kv *kv)
 static inline uint32_t kva_kept_slots(const struct kva_kv_spec *spec)
 {
     return kva_kept_pages_max(spec) * KVA_PAGE_TOKENS;
+}
+
+/* Numbers that a page of the window has in a layer. */
+static inline size_t kva_kept_page_marks(const struct kva_kv *kv)
+{
+    return (size_t)kv->shape.kv_heads * KVA_PAGE_TOKENS;
 }
 
 struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct kva_kv_spec *spec);

@@ -10,9 +10,12 @@ static void *mark(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_
     return kva_kept_state_of(seq)->marks + layer * l.layer_bytes + offset;
 }
 
-static float *window_mass(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer)
+/* Of a page of the window: [kv_heads][KVA_PAGE_TOKENS]. */
+static float *window_mass(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                          uint32_t page)
 {
-    return mark(kv, seq, layer, kva_kept_layout_of(kv, &seq->spec).window);
+    float *window = mark(kv, seq, layer, kva_kept_layout_of(kv, &seq->spec).window);
+    return window + page % KVA_KEPT_WINDOW_PAGES * kva_kept_page_marks(kv);
 }
 
 static struct kva_keep_store store_of(const struct kva_kv *kv, const struct kva_kv_seq *seq,
@@ -114,18 +117,27 @@ static const struct kva_kv_range *weighed(const struct kva_kv_rows *rows)
     return range && range->weights ? range : NULL;
 }
 
-/* What the row gave to the slots of such a store is added to their mass. */
-static void add_weighed(struct kva_kv *kv, const struct kva_kv_rows *rows, uint32_t layer)
+/* What rows gave to the slots of such stores is added to their mass. */
+static void add_weighed(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t layer)
 {
-    const struct kva_kv_range *range = weighed(rows);
-    const struct kva_keep_store store = store_of(kv, rows->seq, layer);
-    uint32_t filled = range ? range->page_end * KVA_PAGE_TOKENS : 0;
-    for (uint32_t head = 0; range && head < kv->shape.kv_heads; head++)
+    struct kva_accumulate_seq *seqs = kva_kept_cache_of(kv)->weighed;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        const struct kva_kv_range *range = kva_kept_state_of(rows->seq) ? weighed(rows) : NULL;
+        if (!range)
+            continue;
+        const struct kva_keep_store store = store_of(kv, rows->seq, layer);
+        const uint32_t filled = range->page_end * KVA_PAGE_TOKENS;
+        seqs[count++] =
+            (struct kva_accumulate_seq){store.mass, range->weights, store.slots, filled, filled};
+    }
+    if (count > 0)
         kva_device_ops(kv->device)
             ->accumulate(kv->device, &(struct kva_accumulate_args){
-                                         .mass = store.mass + (size_t)head * store.slots,
-                                         .weights = range->weights + (size_t)head * filled,
-                                         .count = filled,
+                                         .seqs = seqs,
+                                         .seq_count = count,
+                                         .kv_heads = kv->shape.kv_heads,
                                      });
 }
 
@@ -146,21 +158,23 @@ static void add_decoding(const struct kva_kv *kv, struct list *list, const struc
                                  .scores = rows->scores};
     if (entry.mass_first < window && !weighed(rows))
         add(list, rows, entry, window);
-    entry.mass = window_mass(kv, seq, layer);
-    entry.mass_first = window;
-    entry.mass_stride = KVA_KEPT_WINDOW;
-    add(list, rows, entry, end);
+    entry.mass_stride = KVA_PAGE_TOKENS;
+    for (uint32_t page = seq->offloaded; page * KVA_PAGE_TOKENS < end; page++) {
+        entry.mass = window_mass(kv, seq, layer, page);
+        entry.mass_first = page * KVA_PAGE_TOKENS;
+        add(list, rows, entry, kva_min_u32(end, entry.mass_first + KVA_PAGE_TOKENS));
+    }
 }
 
 void kva_kept_attended(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv *kv,
                        struct kva_kv_pass *pass, const struct kva_kv_attention *attention)
 {
     struct list list = {kva_kept_cache_of(kv), pass->rows[0].blocks, 0};
+    add_weighed(kv, pass, attention->layer);
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
         if (!kva_kept_state_of(rows->seq))
             continue;
-        add_weighed(kv, rows, attention->layer);
         if (rows->seq->prefilled)
             add_decoding(kv, &list, rows, attention->layer);
         else
@@ -333,14 +347,19 @@ void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, ui
                                                  .rotary = kva_kept_rotary(kv)});
 }
 
-/* Numbers of each KV head, from rows of `stride_from` to rows of `stride_to` of the same array or
- * another. */
-static void move_mass(struct kva_kv *kv, float *to, uint32_t stride_to, const float *from,
-                      uint32_t stride_from, uint32_t count)
+/* The window's pages have what the prompt's last tokens have, of each KV head `stride` numbers. */
+static void fill_window(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                        const float *mass, uint32_t stride)
 {
-    for (uint32_t head = 0; count > 0 && head < kv->shape.kv_heads; head++)
-        kva_device_copy(kv->device, KVA_QUEUE_COMPUTE, to + (size_t)head * stride_to,
-                        from + (size_t)head * stride_from, count * sizeof(float));
+    for (uint32_t i = 0; i < KVA_KEPT_WINDOW_PAGES; i++) {
+        const uint32_t page = seq->offloaded + i, first = page * KVA_PAGE_TOKENS;
+        const uint32_t end = kva_min_u32(seq->prompt_tokens, first + KVA_PAGE_TOKENS);
+        float *to = window_mass(kv, seq, layer, page);
+        clear(kv, to, kva_kept_page_marks(kv) * sizeof(float));
+        for (uint32_t head = 0; first < end && head < kv->shape.kv_heads; head++)
+            kva_device_copy(kv->device, KVA_QUEUE_COMPUTE, to + (size_t)head * KVA_PAGE_TOKENS,
+                            mass + (size_t)head * stride + first, (end - first) * sizeof(float));
+    }
 }
 
 void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
@@ -348,7 +367,7 @@ void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t l
     struct kva_kept_state *s = kva_kept_state_of(seq);
     struct kva_kept_prompt l = kva_kept_prompt_of(kv, &seq->spec, kva_kv_pages(seq->prompt_tokens));
     uint32_t end = seq->offloaded * KVA_PAGE_TOKENS, stride;
-    float *mass = prompt_mass(kv, seq, &stride), *window = window_mass(kv, seq, layer);
+    float *mass = prompt_mass(kv, seq, &stride);
     struct coming coming = {
         .keep = {.mass = mass,
                  .to = (uint32_t *)(void *)(s->prompt + l.slots),
@@ -365,21 +384,21 @@ void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t l
         keep(kv, seq, layer, &coming);
         kva_kept_roll(kv, seq, layer, seq->offloaded, true);
     }
-    clear(kv, window, (size_t)kv->shape.kv_heads * KVA_KEPT_WINDOW * sizeof(float));
-    move_mass(kv, window, KVA_KEPT_WINDOW, mass + end, stride, seq->prompt_tokens - end);
+    fill_window(kv, seq, layer, mass, stride);
 }
 
-/* A page leaves the window: its tokens come, and the mass of those behind it moves up. */
+/* A page leaves the window: its tokens come to the store, and the page behind the window has the place
+ * of their mass. */
 static void give_page(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t page)
 {
     struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
     const void *from = kva_kv_find_block(kv, seq, layer, page);
-    float *window = window_mass(kv, seq, layer);
+    float *mass = window_mass(kv, seq, layer, page);
     struct coming coming = {
-        .keep = {.mass = window,
+        .keep = {.mass = mass,
                  .to = kva_kept_cache_of(kv)->slots,
                  .count = KVA_PAGE_TOKENS,
-                 .stride = KVA_KEPT_WINDOW,
+                 .stride = KVA_PAGE_TOKENS,
                  .position_first = page * KVA_PAGE_TOKENS},
         .from = &from,
         .error = kva_kept_cache_of(kv)->errors,
@@ -388,11 +407,7 @@ static void give_page(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer,
     };
     keep(kv, seq, layer, &coming);
     kva_kept_roll(kv, seq, layer, page + 1, page == 0);
-    move_mass(kv, window, KVA_KEPT_WINDOW, window + KVA_PAGE_TOKENS, KVA_KEPT_WINDOW,
-              KVA_PAGE_TOKENS);
-    for (uint32_t head = 0; head < kv->shape.kv_heads; head++)
-        clear(kv, window + head * KVA_KEPT_WINDOW + KVA_PAGE_TOKENS,
-              KVA_PAGE_TOKENS * sizeof(float));
+    clear(kv, mass, kva_kept_page_marks(kv) * sizeof(float));
 }
 
 void kva_kept_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)

@@ -209,8 +209,14 @@ void kva_cpu_accumulate(struct kva_device *device, const struct kva_accumulate_a
 {
     if (kva_cpu_failed(device))
         return;
-    for (uint32_t i = 0; i < args->count; i++)
-        args->mass[i] += args->weights[i] >= 0.0f ? args->weights[i] : 0.0f;
+    for (uint32_t item = 0; item < args->seq_count * args->kv_heads; item++) {
+        const struct kva_accumulate_seq *seq = &args->seqs[item / args->kv_heads];
+        const size_t head = item % args->kv_heads;
+        float *mass = seq->mass + head * seq->mass_stride;
+        const float *weights = seq->weights + head * seq->weights_stride;
+        for (uint32_t i = 0; i < seq->count; i++)
+            mass[i] += weights[i] >= 0.0f ? weights[i] : 0.0f;
+    }
 }
 
 /* --- within the fused operator ---------------------------------------------------------------- */
