@@ -261,7 +261,7 @@ static __device__ uint32_t put_scores(const entries &all, uint32_t outright,
     return outright + pure;
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     keep_kernel(const keep_seq *seqs, enum kva_keep_score score, float lambda)
 {
     kva_begin();

@@ -104,22 +104,22 @@ static __device__ float row_error(const KV *from, const float *mean, const error
     return size > 0.0f ? __fdiv_rn(error, size) : 0.0f;
 }
 
-/* A token a warp, a page of them a block; N: numbers of a row that a lane has. */
+/* A token a warp: its key and then its value are chains that nothing else hides; N: numbers of a row
+ * that a lane has. */
 template <typename KV, int N>
 static __global__ void __launch_bounds__(THREADS) error_kernel(error_params p)
 {
     kva_begin();
-    const error_seq seq = p.seqs[blockIdx.x];
-    const uint32_t kv_head = blockIdx.y, page = blockIdx.z, warps = THREADS / KVA_WARP;
-    const uint32_t end = min(seq.count, (page + 1) * KVA_PAGE_TOKENS);
+    const error_seq seq = p.seqs[blockIdx.z];
+    const uint32_t kv_head = blockIdx.y, i = blockIdx.x * WARPS + threadIdx.x / KVA_WARP;
     const float *mean = seq.mean ? seq.mean + static_cast<size_t>(kv_head) * p.dim : nullptr;
-    for (uint32_t i = page * KVA_PAGE_TOKENS + threadIdx.x / KVA_WARP; i < end; i += warps) {
-        const KV *row = row_16<KV>(seq.blocks[page], p.offset, kv_head, i, p.dim);
-        const float key = row_error<KV, N>(row, mean, p);
-        const float both = __fadd_rn(key, row_error<KV, N>(row + p.dim, nullptr, p));
-        if (threadIdx.x % KVA_WARP == 0)
-            seq.error[static_cast<size_t>(kv_head) * seq.stride + i] = both;
-    }
+    if (i >= seq.count)
+        return;
+    const KV *row = row_16<KV>(seq.blocks[i / KVA_PAGE_TOKENS], p.offset, kv_head, i, p.dim);
+    const float key = row_error<KV, N>(row, mean, p);
+    const float both = __fadd_rn(key, row_error<KV, N>(row + p.dim, nullptr, p));
+    if (threadIdx.x % KVA_WARP == 0)
+        seq.error[static_cast<size_t>(kv_head) * seq.stride + i] = both;
 }
 
 template <typename KV>
@@ -137,7 +137,7 @@ void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_ar
     uint32_t pages = 0, most = 0, at = 0;
     for (uint32_t i = 0; i < args->seq_count; i++) {
         pages += pages_of(args->seqs[i].count);
-        most = kva_max_u32(most, pages_of(args->seqs[i].count));
+        most = kva_max_u32(most, args->seqs[i].count);
     }
     if (most == 0)
         return;
@@ -165,7 +165,7 @@ void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_ar
                       args->format.coding == KVA_CODING_TURNED};
     if (kva_cuda_failed(device))
         return;
-    const dim3 grid(args->seq_count, args->kv_heads, most);
+    const dim3 grid(kva_blocks(most, WARPS), args->kv_heads, args->seq_count);
     if (args->kv_dtype == KVA_F16)
         run_error<kva_f16>(device, grid, p);
     else

@@ -88,7 +88,8 @@ static __device__ void load_totals(const mass_params &p, const mass_item &item, 
                                    uint32_t count, totals *to)
 {
     const uint32_t columns = (count + COLUMNS - 1) / COLUMNS * COLUMNS;
-    for (uint32_t i = threadIdx.x; i < columns; i += blockDim.x) {
+    /* By the last threads: the first ones have one query more to load, if not all have as many. */
+    for (uint32_t i = blockDim.x - 1 - threadIdx.x; i < columns; i += blockDim.x) {
         const uint32_t row = (first + i) / p.group, head = (first + i) % p.group;
         float m = 0.0f, inverse = 0.0f;
         if (i < count)
@@ -108,7 +109,7 @@ static __device__ void load_queries(const mass_params &p, const mass_item &item,
 {
     constexpr uint32_t pieces = D / KVA_VECTOR;
     const uint32_t columns = (count + COLUMNS - 1) / COLUMNS * COLUMNS;
-#pragma unroll 1
+#pragma unroll 2
     for (uint32_t i = threadIdx.x; i < columns * pieces; i += blockDim.x) {
         const uint32_t pair = i / pieces, piece = i % pieces, d = piece * KVA_VECTOR;
         const size_t row = item.row_first + (first + pair) / p.group;
@@ -131,7 +132,6 @@ template <typename KV, int D>
 static __device__ void load_pairs(const mass_params &p, const mass_item &item, uint32_t first,
                                   uint32_t count, uint4 *q, totals *all)
 {
-    load_totals(p, item, first, count, all);
     if (p.q_dtype == KVA_F32)
         p.q_whole ? load_queries<KV, D, true, float>(p, item, first, count, q)
                   : load_queries<KV, D, false, float>(p, item, first, count, q);
@@ -141,6 +141,7 @@ static __device__ void load_pairs(const mass_params &p, const mass_item &item, u
     else
         p.q_whole ? load_queries<KV, D, true, kva_bf16>(p, item, first, count, q)
                   : load_queries<KV, D, false, kva_bf16>(p, item, first, count, q);
+    load_totals(p, item, first, count, all);
 }
 
 /* --- keys ------------------------------------------------------------------------------------- */
@@ -281,7 +282,8 @@ static __global__ void __launch_bounds__(PARTS_MAX *PART_WARPS *KVA_WARP, D > 12
     const float c = __fmul_rn(p.scale, LOG2_E);
     float sum = own.mass ? *own.mass : 0.0f;
     key_rows<KV, D> keys;
-    load_keys<KV, D, WHOLE>(keys, static_cast<const KV *>(own.keys), p.dim, lane);
+    if (works)
+        load_keys<KV, D, WHOLE>(keys, static_cast<const KV *>(own.keys), p.dim, lane);
     for (uint32_t base = 0; base < pairs; base += p.chunk) {
         const uint32_t count = min(p.chunk, pairs - base), buffer = base / p.chunk % 2;
         const uint4 *queries = q + buffer * (p.chunk / COLUMNS * product);
@@ -307,13 +309,28 @@ struct mass_plan {
     uint32_t part_count, item_count;
     uint32_t item_parts; /* at most, of an item */
     uint32_t pairs_most; /* of an item */
+    uint32_t rows_first; /* the first part of the rows that are planned */
+    uint32_t parts_most; /* of any rows */
 };
 
-/* One more part of a sequence whose first part is `first`; rows before it see nothing of it. */
-static void add_part(struct mass_plan *plan, const struct kva_mass_seq *seq, uint32_t first,
-                     const mass_part &part)
+/* Whether entry i has the rows of the entry before it, and tokens behind all of its: an item may have
+ * parts of both. */
+static bool goes_on(const struct kva_attend_mass_args *args, uint32_t i)
 {
-    if ((plan->part_count - first) % plan->item_parts == 0) {
+    if (i == 0 || args->seqs[i].range_count == 0 || args->seqs[i - 1].range_count == 0)
+        return false;
+    const struct kva_mass_seq *seq = &args->seqs[i], *before = seq - 1;
+    const struct kva_attend_range *last =
+        &args->ranges[before->range_first + before->range_count - 1];
+    return seq->row_first == before->row_first && seq->row_count == before->row_count &&
+           seq->position_first == before->position_first &&
+           args->ranges[seq->range_first].token_first >= last->token_first + last->token_count;
+}
+
+/* One more part of the rows whose first part is plan->rows_first; rows before it see nothing of it. */
+static void add_part(struct mass_plan *plan, const struct kva_mass_seq *seq, const mass_part &part)
+{
+    if ((plan->part_count - plan->rows_first) % plan->item_parts == 0) {
         const uint32_t position = part.position + part.token_first;
         const uint32_t blind = position - kva_min_u32(position, seq->position_first);
         if (plan->items)
@@ -326,13 +343,13 @@ static void add_part(struct mass_plan *plan, const struct kva_mass_seq *seq, uin
         plan->items[plan->item_count - 1].part_count++;
     }
     plan->part_count++;
+    plan->parts_most = kva_max_u32(plan->parts_most, plan->part_count - plan->rows_first);
 }
 
-/* The pages of a sequence's ranges that a row may see. */
+/* The pages of an entry's ranges that a row may see. */
 static void add_seq(struct mass_plan *plan, const struct kva_attend_mass_args *args,
                     const struct kva_mass_seq *seq)
 {
-    const uint32_t first = plan->part_count;
     for (uint32_t j = 0; j < seq->range_count; j++) {
         const struct kva_attend_range *range = &args->ranges[seq->range_first + j];
         const uint32_t end = kva_min_u32(range->token_first + range->token_count,
@@ -342,26 +359,29 @@ static void add_seq(struct mass_plan *plan, const struct kva_attend_mass_args *a
             const uint32_t stop = kva_min_u32(end, base + KVA_PAGE_TOKENS);
             const uint32_t block = range->block_first + page - range->token_first / KVA_PAGE_TOKENS;
             add_part(
-                plan, seq, first,
+                plan, seq,
                 {static_cast<const unsigned char *>(args->blocks[block]) + args->block_offset_bytes,
                  seq->mass + base - seq->mass_first, seq->mass_stride, t - base, stop - base,
                  base});
             t = stop;
         }
     }
-    if (plan->part_count > first)
-        plan->pairs_most =
-            kva_max_u32(plan->pairs_most, seq->row_count * (args->heads / args->kv_heads));
+    plan->pairs_most =
+        kva_max_u32(plan->pairs_most, seq->row_count * (args->heads / args->kv_heads));
 }
 
 static void walk(struct mass_plan *plan, const struct kva_attend_mass_args *args)
 {
-    plan->part_count = plan->item_count = 0;
-    for (uint32_t i = 0; i < args->seq_count; i++)
+    plan->part_count = plan->item_count = plan->rows_first = 0;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (!goes_on(args, i))
+            plan->rows_first = plan->part_count;
         add_seq(plan, args, &args->seqs[i]);
+    }
 }
 
-/* Pages of a block: as many as let the GPU have two blocks a multiprocessor. No bit depends on it. */
+/* Pages of a block: no more than rows have, and as many as let the GPU have two blocks a
+ * multiprocessor. No bit depends on it. */
 static void choose_parts(struct mass_plan *plan, const struct kva_device *device,
                          const struct kva_attend_mass_args *args)
 {
@@ -371,7 +391,8 @@ static void choose_parts(struct mass_plan *plan, const struct kva_device *device
         plan->item_parts /= 2;
         walk(plan, args);
     } while (plan->item_parts > 1 &&
-             static_cast<uint64_t>(plan->item_count) * args->kv_heads < wanted);
+             (plan->item_parts >= 2 * plan->parts_most ||
+              static_cast<uint64_t>(plan->item_count) * args->kv_heads < wanted));
 }
 
 /* --- the operator ----------------------------------------------------------------------------- */

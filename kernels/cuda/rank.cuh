@@ -23,6 +23,8 @@
 #define RANK_BITS     8
 #define RANK_DIGITS   (1u << RANK_BITS) /* a thread has one at most */
 
+#define AHEAD         4u /* numbers that a thread has on their way */
+
 #define WINDOW_WORDS  2048u
 #define WINDOW        (WINDOW_WORDS * 32u) /* numbers that there are bits for */
 
@@ -112,9 +114,20 @@ static __device__ rank_border find_border(rank_shared &shared, uint32_t count, u
         low = least;
         high = most;
         shift = max(32 - __clz(static_cast<int>(high - low)) - BORDER_BITS, 0);
-        for (uint32_t i = threadIdx.x; i < count; i += RANK_THREADS) {
-            if (get(i, &x) && x - low <= high - low)
-                atomicAdd(&shared.counts[(x - low) >> shift], 1u);
+        for (uint32_t base = threadIdx.x; base < count; base += AHEAD * RANK_THREADS) {
+            uint32_t own_x[AHEAD], there = 0;
+#pragma unroll
+            for (uint32_t j = 0; j < AHEAD; j++) {
+                const uint32_t i = base + j * RANK_THREADS;
+                own_x[j] = 0;
+                if (i < count && get(i, &own_x[j]) && own_x[j] - low <= high - low)
+                    there |= 1u << j;
+            }
+#pragma unroll
+            for (uint32_t j = 0; j < AHEAD; j++) {
+                if (there >> j & 1u)
+                    atomicAdd(&shared.counts[(own_x[j] - low) >> shift], 1u);
+            }
         }
         __syncthreads(); /* all numbers are counted */
         border = find_border_digit(shared, border.left);
@@ -169,13 +182,24 @@ static __device__ void rank_sort(rank_shared &shared, const rank_number *from, r
     for (uint32_t i = lane; i < RANK_DIGITS; i += KVA_WARP)
         places[i] = 0;
     __syncwarp(); /* the warp's counts are zero */
-    for (uint32_t i = first + lane; i < end; i += KVA_WARP)
-        atomicAdd(&places[from[i] >> shift & (RANK_DIGITS - 1)], 1u);
+    for (uint32_t base = first + lane; base < end; base += AHEAD * KVA_WARP) {
+        rank_number x[AHEAD];
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; j++)
+            x[j] = base + j * KVA_WARP < end ? from[base + j * KVA_WARP] : 0;
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; j++) {
+            if (base + j * KVA_WARP < end)
+                atomicAdd(&places[x[j] >> shift & (RANK_DIGITS - 1)], 1u);
+        }
+    }
     __syncthreads(); /* every warp has counted */
     rank_places(shared);
+    rank_number next = first + lane < end ? from[first + lane] : 0;
     for (uint32_t base = first; base < end; base += KVA_WARP) {
         const bool there = base + lane < end;
-        const rank_number x = there ? from[base + lane] : 0;
+        const rank_number x = next;
+        next = base + KVA_WARP + lane < end ? from[base + KVA_WARP + lane] : 0;
         const uint32_t digit = x >> shift & (RANK_DIGITS - 1), place = places[digit];
         const uint32_t same = rank_same(digit, there);
         const uint32_t before = __popc(same & ((1u << lane) - 1));

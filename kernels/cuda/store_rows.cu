@@ -14,8 +14,8 @@ template <typename KV, bool WHOLE>
 static __global__ void __launch_bounds__(THREADS) store_kernel(move_params p)
 {
     kva_begin();
-    const move_seq seq = p.seqs[blockIdx.x];
-    const uint32_t kv_head = blockIdx.y, dim = p.to.dim, first = blockIdx.z * BLOCK_ROWS;
+    const move_seq seq = p.seqs[blockIdx.z];
+    const uint32_t kv_head = blockIdx.y, dim = p.to.dim, first = blockIdx.x * BLOCK_ROWS;
     const uint32_t *slots = seq.slots + static_cast<size_t>(kv_head) * seq.stride;
     const uint32_t end = min(seq.count, first + BLOCK_ROWS), turned = 2 * p.turn.half;
     for (uint32_t i = first + threadIdx.x / KVA_WARP; i < end; i += WARPS) {
@@ -104,8 +104,8 @@ static __global__ void __launch_bounds__(PAGE_THREADS) code_kernel(move_params p
     __shared__ uint32_t tokens[KVA_PAGE_TOKENS];
     __shared__ kva_page_codes codes;
     __shared__ float rooms[PAGE_WARPS][DIM_MAX];
-    const move_seq seq = p.seqs[blockIdx.x];
-    const uint32_t kv_head = blockIdx.y / 2, page = blockIdx.z, dim = p.to.dim;
+    const move_seq seq = p.seqs[blockIdx.z];
+    const uint32_t kv_head = blockIdx.y / 2, page = blockIdx.x, dim = p.to.dim;
     const uint32_t warp = threadIdx.x / KVA_WARP;
     const bool values = blockIdx.y % 2;
     const float *mean =
@@ -149,12 +149,12 @@ static void run_store(struct kva_device *device, const struct kva_store_rows_arg
     if (p.to.bits == 0)
         kva_cuda_run(
             device, KVA_QUEUE_COMPUTE, "store_rows",
-            {dim3(args->seq_count, args->kv_heads, kva_blocks(tokens, BLOCK_ROWS)), THREADS},
+            {dim3(kva_blocks(tokens, BLOCK_ROWS), args->kv_heads, args->seq_count), THREADS},
             whole ? store_kernel<KV, true> : store_kernel<KV, false>, p);
     else
         kva_cuda_run(
             device, KVA_QUEUE_COMPUTE, "store_rows",
-            {dim3(args->seq_count, 2 * args->kv_heads, pages), PAGE_THREADS},
+            {dim3(pages, 2 * args->kv_heads, args->seq_count), PAGE_THREADS},
             p.to.dim > DIM_MAX / 2 ? code_kernel<KV, ROW_OWN> : code_kernel<KV, ROW_OWN / 2>, p);
 }
 
