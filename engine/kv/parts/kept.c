@@ -222,7 +222,7 @@ static void finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 /* Slots and errors of a page that leaves. */
 static size_t leaving_bytes(const struct kva_kv *kv)
 {
-    return kva_kept_page_marks(kv) * (sizeof(uint32_t) + sizeof(float));
+    return KVA_KEPT_LAYERS_AT_ONCE * kva_kept_page_marks(kv) * (sizeof(uint32_t) + sizeof(float));
 }
 
 static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv *kv,
@@ -245,7 +245,7 @@ static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv 
     if (status)
         return status;
     cache->slots = slots;
-    cache->errors = (float *)slots + kva_kept_page_marks(kv);
+    cache->errors = (float *)slots + KVA_KEPT_LAYERS_AT_ONCE * kva_kept_page_marks(kv);
     return KVA_OK;
 }
 

@@ -15,6 +15,10 @@
 #define KVA_KEPT_WINDOW_PAGES 2u
 #define KVA_KEPT_WINDOW       (KVA_KEPT_WINDOW_PAGES * KVA_PAGE_TOKENS)
 
+/* Layers of a page that leaves that are decided on together, at most: a KV head of one is a block of
+ * threads, or a thread's item. */
+#define KVA_KEPT_LAYERS_AT_ONCE 8u
+
 /* Of a sequence. */
 struct kva_kept_state {
     void **pages;          /* [pages max]: of the store */
@@ -35,8 +39,9 @@ struct kva_kept_layout {
     size_t weights;  /* what a row gave to slots in few bits: the same */
     size_t scores;   /* of a row with what it sees in 16 bits: struct kva_attend_scores */
     uint32_t splits; /* of them */
-    size_t scratch;  /* of keep: the same */
-    size_t scratch_bytes;
+    size_t scratch;  /* of keep: of as many layers at a time as what rounding leaves has room for */
+    size_t scratch_bytes;    /* of a layer */
+    uint32_t scratch_layers; /* KVA_KEPT_LAYERS_AT_ONCE at most */
     size_t bytes;
 };
 
@@ -57,8 +62,9 @@ struct kva_kept_cache {
     struct kva_attend_range *ranges;    /* of each */
     struct kva_accumulate_seq *weighed; /* [sequences_max] */
     unsigned char *zeros;               /* device */
-    uint32_t *slots; /* device [kv_heads][KVA_PAGE_TOKENS]: of a page that leaves */
-    float *errors;   /* [kv_heads][KVA_PAGE_TOKENS]: theirs */
+    uint32_t *slots; /* device [KVA_KEPT_LAYERS_AT_ONCE][kv_heads][KVA_PAGE_TOKENS]: of a page that
+                        leaves */
+    float *errors;   /* the same: theirs */
 };
 
 static inline struct kva_kept_state *kva_kept_state_of(const struct kva_kv_seq *seq)

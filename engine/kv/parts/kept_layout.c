@@ -87,6 +87,9 @@ struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct 
     l.scores = kva_kv_lay_piece(&l.bytes, (size_t)kv->heads * l.splits * KVA_ATTEND_SPLIT_TOKENS *
                                               sizeof(float));
     l.scratch = kva_kv_lay_piece(&l.bytes, l.scratch_bytes);
+    const size_t left = whole_chunks(kv, l.bytes) - l.bytes;
+    l.scratch_layers =
+        1 + (uint32_t)kva_min_size(left / l.scratch_bytes, KVA_KEPT_LAYERS_AT_ONCE - 1);
     l.bytes = whole_chunks(kv, l.bytes);
     return l;
 }

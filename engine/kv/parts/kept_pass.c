@@ -207,6 +207,13 @@ struct coming {
     struct kva_keep_seq keep;
     const void *const *from; /* blocks */
     float *error;            /* of a store in few bits: gets theirs, [kv_heads][keep.stride] */
+};
+
+/* Those of some layers of a sequence. */
+struct layers {
+    const struct kva_kv_seq *seq;
+    struct coming *coming; /* [count] */
+    uint32_t first, count;
     void *scratch;
     size_t scratch_bytes;
 };
@@ -250,66 +257,88 @@ static void find_mean(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t 
 }
 
 /* What few bits would do to them. */
-static void find_errors(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
-                        struct coming *coming)
+static void find_errors(struct kva_kv *kv, const struct layers *layers)
 {
-    const struct kva_row_error_seq errors = {.blocks = coming->from,
-                                             .error = coming->error,
-                                             .mean = kva_kept_mean(kv, seq, layer),
-                                             .count = coming->keep.count,
-                                             .stride = coming->keep.stride};
-    coming->keep.error = coming->error;
+    struct kva_row_error_seq errors[KVA_KEPT_LAYERS_AT_ONCE];
+    for (uint32_t i = 0; i < layers->count; i++) {
+        struct coming *coming = &layers->coming[i];
+        find_mean(kv, layers->seq, layers->first + i, coming);
+        coming->keep.error = coming->error;
+        errors[i] =
+            (struct kva_row_error_seq){.blocks = coming->from,
+                                       .error = coming->error,
+                                       .mean = kva_kept_mean(kv, layers->seq, layers->first + i),
+                                       .count = coming->keep.count,
+                                       .stride = coming->keep.stride};
+    }
     kva_device_ops(kv->device)
         ->row_error(kv->device, &(struct kva_row_error_args){
-                                    .seqs = &errors,
-                                    .seq_count = 1,
+                                    .seqs = errors,
+                                    .seq_count = layers->count,
                                     .kv_heads = kv->shape.kv_heads,
                                     .head_dim = kv->shape.head_dim,
                                     .kv_dtype = kv->shape.dtype,
-                                    .format = kva_kept_format(kv, &seq->spec),
-                                });
+                                    .format = kva_kept_format(kv, &layers->seq->spec)});
+}
+
+/* Who stays of each layer's. */
+static void decide(struct kva_kv *kv, const struct layers *layers)
+{
+    const struct kva_kv_spec *spec = &layers->seq->spec;
+    struct kva_keep_seq seqs[KVA_KEPT_LAYERS_AT_ONCE];
+    for (uint32_t i = 0; i < layers->count; i++) {
+        struct kva_keep_seq *k = &layers->coming[i].keep;
+        k->store = store_of(kv, layers->seq, layers->first + i);
+        k->filled = kva_min_u32(k->position_first, k->store.slots);
+        k->sinks = spec->sinks;
+        /* A store that has room for all of a sequence may be less than what it would never drop. */
+        k->recent = kva_min_u32(spec->recent - KVA_PAGE_TOKENS, k->store.slots - k->sinks);
+        k->pure = spec->pure;
+    }
+    if (kva_kept_codes(spec))
+        find_errors(kv, layers);
+    for (uint32_t i = 0; i < layers->count; i++)
+        seqs[i] = layers->coming[i].keep;
+    kva_device_ops(kv->device)
+        ->keep(kv->device, &(struct kva_keep_args){.seqs = seqs,
+                                                   .scratch = layers->scratch,
+                                                   .scratch_bytes = layers->scratch_bytes,
+                                                   .seq_count = layers->count,
+                                                   .kv_heads = kv->shape.kv_heads,
+                                                   .score = score_of(spec),
+                                                   .lambda = (float)spec->lambda / 100});
+}
+
+/* Rows of those that stay go where they stay. */
+static void store(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                  const struct coming *coming)
+{
+    const struct kva_kept_state *s = kva_kept_state_of(seq);
+    const struct kva_store_seq rows = {.from = coming->from,
+                                       .to = s->pages,
+                                       .slots = coming->keep.to,
+                                       .slot_count = s->page_count * KVA_PAGE_TOKENS,
+                                       .mean = kva_kept_mean(kv, seq, layer),
+                                       .count = coming->keep.count,
+                                       .position_first = coming->keep.position_first};
+    kva_device_ops(kv->device)
+        ->store_rows(kv->device,
+                     &(struct kva_store_rows_args){.seqs = &rows,
+                                                   .to_offset_bytes = offset_of(kv, seq, layer),
+                                                   .seq_count = 1,
+                                                   .kv_heads = kv->shape.kv_heads,
+                                                   .head_dim = kv->shape.head_dim,
+                                                   .kv_dtype = kv->shape.dtype,
+                                                   .format = kva_kept_format(kv, &seq->spec),
+                                                   .rotary = rotary_of(kv, seq)});
 }
 
 /* Some of them take slots, perhaps of others. */
-static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
-                 struct coming *coming)
+static void keep(struct kva_kv *kv, const struct layers *layers)
 {
-    const struct kva_ops *ops = kva_device_ops(kv->device);
-    struct kva_keep_seq *k = &coming->keep;
-    k->store = store_of(kv, seq, layer);
-    k->filled = kva_min_u32(k->position_first, k->store.slots);
-    k->sinks = seq->spec.sinks;
-    /* A store that has room for all of a sequence may be less than what it would never drop. */
-    k->recent = kva_min_u32(seq->spec.recent - KVA_PAGE_TOKENS, k->store.slots - k->sinks);
-    k->pure = seq->spec.pure;
-    if (kva_kept_codes(&seq->spec)) {
-        find_mean(kv, seq, layer, coming);
-        find_errors(kv, seq, layer, coming);
-    }
-    ops->keep(kv->device, &(struct kva_keep_args){.seqs = k,
-                                                  .scratch = coming->scratch,
-                                                  .scratch_bytes = coming->scratch_bytes,
-                                                  .seq_count = 1,
-                                                  .kv_heads = kv->shape.kv_heads,
-                                                  .score = score_of(&seq->spec),
-                                                  .lambda = (float)seq->spec.lambda / 100});
-    const struct kva_kept_state *s = kva_kept_state_of(seq);
-    const struct kva_store_seq store = {.from = coming->from,
-                                        .to = s->pages,
-                                        .slots = k->to,
-                                        .slot_count = s->page_count * KVA_PAGE_TOKENS,
-                                        .mean = kva_kept_mean(kv, seq, layer),
-                                        .count = k->count,
-                                        .position_first = k->position_first};
-    ops->store_rows(kv->device,
-                    &(struct kva_store_rows_args){.seqs = &store,
-                                                  .to_offset_bytes = offset_of(kv, seq, layer),
-                                                  .seq_count = 1,
-                                                  .kv_heads = kv->shape.kv_heads,
-                                                  .head_dim = kv->shape.head_dim,
-                                                  .kv_dtype = kv->shape.dtype,
-                                                  .format = kva_kept_format(kv, &seq->spec),
-                                                  .rotary = rotary_of(kv, seq)});
+    decide(kv, layers);
+    for (uint32_t i = 0; i < layers->count; i++)
+        store(kv, layers->seq, layers->first + i, &layers->coming[i]);
 }
 
 void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t offloaded,
@@ -375,45 +404,58 @@ void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t l
                  .stride = stride},
         .from = s->from,
         .error = (float *)(void *)(s->prompt + l.error),
-        .scratch = s->prompt + l.scratch,
-        .scratch_bytes = l.scratch_bytes,
     };
+    const struct layers one = {seq, &coming, layer, 1, s->prompt + l.scratch, l.scratch_bytes};
     for (uint32_t i = 0; i < seq->offloaded; i++)
         s->from[i] = kva_kv_find_block(kv, seq, layer, i);
     if (end > 0) {
-        keep(kv, seq, layer, &coming);
+        keep(kv, &one);
         kva_kept_roll(kv, seq, layer, seq->offloaded, true);
     }
     fill_window(kv, seq, layer, mass, stride);
 }
 
-/* A page leaves the window: its tokens come to the store, and the page behind the window has the place
- * of their mass. */
-static void give_page(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t page)
+/* A page leaves the window: its tokens come to the stores of some layers, and the page behind the
+ * window has the place of their mass. */
+static void give_page(struct kva_kv *kv, struct kva_kv_seq *seq, struct layers *layers,
+                      uint32_t page)
 {
-    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
-    const void *from = kva_kv_find_block(kv, seq, layer, page);
-    float *mass = window_mass(kv, seq, layer, page);
-    struct coming coming = {
-        .keep = {.mass = mass,
-                 .to = kva_kept_cache_of(kv)->slots,
-                 .count = KVA_PAGE_TOKENS,
-                 .stride = KVA_PAGE_TOKENS,
-                 .position_first = page * KVA_PAGE_TOKENS},
-        .from = &from,
-        .error = kva_kept_cache_of(kv)->errors,
-        .scratch = kva_kept_state_of(seq)->marks + l.scratch,
-        .scratch_bytes = l.scratch_bytes,
-    };
-    keep(kv, seq, layer, &coming);
-    kva_kept_roll(kv, seq, layer, page + 1, page == 0);
-    clear(kv, mass, kva_kept_page_marks(kv) * sizeof(float));
+    const struct kva_kept_cache *cache = kva_kept_cache_of(kv);
+    const size_t marks = kva_kept_page_marks(kv);
+    const void *from[KVA_KEPT_LAYERS_AT_ONCE];
+    struct coming coming[KVA_KEPT_LAYERS_AT_ONCE];
+    for (uint32_t i = 0; i < layers->count; i++) {
+        from[i] = kva_kv_find_block(kv, seq, layers->first + i, page);
+        coming[i] = (struct coming){
+            .keep = {.mass = window_mass(kv, seq, layers->first + i, page),
+                     .to = cache->slots + i * marks,
+                     .count = KVA_PAGE_TOKENS,
+                     .stride = KVA_PAGE_TOKENS,
+                     .position_first = page * KVA_PAGE_TOKENS},
+            .from = &from[i],
+            .error = cache->errors + i * marks,
+        };
+    }
+    layers->coming = coming;
+    keep(kv, layers);
+    for (uint32_t layer = layers->first; layer < layers->first + layers->count; layer++) {
+        kva_kept_roll(kv, seq, layer, page + 1, page == 0);
+        clear(kv, window_mass(kv, seq, layer, page), marks * sizeof(float));
+    }
 }
 
 void kva_kept_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
+    const struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
+    struct layers layers = {
+        .seq = seq,
+        .scratch = kva_kept_state_of(seq)->marks + l.scratch,
+        .scratch_bytes = l.scratch_layers * l.scratch_bytes,
+    };
     for (uint32_t page = seq->prepared; page < first; page++) {
-        for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
-            give_page(kv, seq, layer, page);
+        for (layers.first = 0; layers.first < kv->shape.layers; layers.first += layers.count) {
+            layers.count = kva_min_u32(l.scratch_layers, kv->shape.layers - layers.first);
+            give_page(kv, seq, &layers, page);
+        }
     }
 }
