@@ -183,6 +183,100 @@ static double attend_seconds(const struct shape *s, const struct ceilings *c,
     return most(low_bytes(s, kv) / c->memory_bytes_per_s, flops / c->flops_per_s) + exact_s;
 }
 
+/* --- a step's own work ------------------------------------------------------------------------- */
+
+/* Cycles of a multiprocessor in which a page of a KV head of 128 is issued, by bits and for 8 or 16
+ * pairs of a row and a head (docs/results/gpu.md). */
+static double page_cycles(uint32_t bits, bool many)
+{
+    static const double cycles[][2] = {{188, 267}, {213, 296}, {295, 379}};
+    return cycles[bits > 2 ? 2 : bits - 1][many];
+}
+
+static double issue_seconds(const struct shape *s, const struct ceilings *c,
+                            const struct case_of_kv *kv, uint32_t rows_each)
+{
+    const bool keeps = kv->kind == KV_QHITTER;
+    if (c->cycles_per_s == 0 || (kv->kind != KV_KIVI && !is_choosing(kv) && !keeps))
+        return 0;
+    const double count = (keeps ? kept_pages(kv) : away(kv)) * s->kv_heads * s->layers;
+    return count * page_cycles(kv->bits, rows_each * s->heads / s->kv_heads > 8) / c->cycles_per_s;
+}
+
+/* What a sequence's scores take through memory: weights of 16 bits, written and read; of infinigen
+ * fp32 scores of heads and of KV heads; of q-hitter the mass besides. */
+static double score_bytes(const struct shape *s, const struct case_of_kv *kv)
+{
+    const double tokens = away(kv) * KVA_PAGE_TOKENS;
+    if (is_choosing(kv))
+        return tokens * s->layers * s->heads * 4;
+    if (kv->kind == KV_AHEAD)
+        return tokens * (s->layers - WHOLE_LAYERS) * 8.0 * (s->heads + s->kv_heads);
+    if (kv->kind == KV_QHITTER)
+        return kept_pages(kv) * KVA_PAGE_TOKENS * s->layers * (s->heads * 4.0 + s->kv_heads * 16.0);
+    return 0;
+}
+
+/* Partial results of splits, written and read: 1,024 low-bit tokens each, or 256 of 16 bits. */
+static double fold_bytes(const struct shape *s, const struct case_of_kv *kv, uint32_t rows_each)
+{
+    const bool low = kv->kind == KV_KIVI || is_choosing(kv) || kv->kind == KV_QHITTER;
+    double tokens = kv->kind == KV_H2O || kv->kind == KV_QHITTER ? kept_pages(kv) * KVA_PAGE_TOKENS
+                                                                 : kv->tokens;
+    if (kv->kind == KV_AHEAD)
+        tokens = exact_tokens(s, kv);
+    return tokens / (low ? 1024 : KVA_ATTEND_SPLIT_TOKENS) * rows_each * s->heads *
+           (s->head_dim + 2.0) * 8 * s->layers;
+}
+
+/* Kernels of a layer: counted in the simulation (docs/results/gpu.md). */
+static double kernels_of(enum kv_kind kind)
+{
+    static const double kernels[] = {
+        [KV_FULL] = 17,    [KV_KIVI] = 22,  [KV_SPECACHE] = 27, [KV_PREVIOUS] = 58,
+        [KV_OFFLOAD] = 25, [KV_AHEAD] = 34, [KV_H2O] = 19,      [KV_QHITTER] = 27};
+    return kernels[kind];
+}
+
+/* A kernel of a graph, and a plan of the first layer: measured on an H200. */
+#define KERNEL_S   1.3e-6
+#define PLAN_S     70e-6
+#define PLAN_SEQ_S 1e-6
+
+static void add_own_work(const struct shape *s, const struct ceilings *c,
+                         const struct case_of_kv *kv, uint32_t sequences, uint32_t rows_each,
+                         struct forecast *f)
+{
+    const double issue_s = sequences * issue_seconds(s, c, kv, rows_each);
+    f->issue_s = most(issue_s - f->attend_s, 0);
+    f->scores_s = sequences * score_bytes(s, kv) / c->memory_bytes_per_s;
+    f->folds_s = sequences * fold_bytes(s, kv, rows_each) / c->memory_bytes_per_s;
+    f->launches_s = s->layers * kernels_of(kv->kind) * KERNEL_S;
+    f->plan_s = PLAN_S + sequences * PLAN_SEQ_S;
+    f->bound_s = most(f->linear_s + f->attend_s + f->issue_s + f->scores_s + f->folds_s +
+                          f->launches_s + f->plan_s,
+                      f->link_s);
+}
+
+const char *forecast_binds(const struct forecast *f)
+{
+    const struct {
+        double seconds;
+        const char *name;
+    } parts[] = {{f->linear_s, f->by_flops ? "products" : "weights"},
+                 {f->attend_s + f->issue_s, f->issue_s > 0 ? "KV, instructions" : "KV, bytes"},
+                 {f->scores_s, "scores"},
+                 {f->folds_s, "folds"},
+                 {f->launches_s, "launches"},
+                 {f->plan_s, "planning"}};
+    size_t best = 0;
+    for (size_t i = 1; i < sizeof parts / sizeof *parts; i++)
+        best = parts[i].seconds > parts[best].seconds ? i : best;
+    return f->link_s >= f->bound_s ? "link" : parts[best].name;
+}
+
+/* --- a step ----------------------------------------------------------------------------------- */
+
 struct forecast forecast_step(const struct shape *s, const struct ceilings *c,
                               const struct case_of_kv *kv, uint32_t sequences)
 {
@@ -202,6 +296,7 @@ struct forecast forecast_step(const struct shape *s, const struct ceilings *c,
     f.link_s = n * most(fetched_rows(s, kv), 1) * row_bytes(s) / c->link_bytes_per_s;
     f.step_s = most(f.linear_s + f.attend_s, f.link_s);
     f.by_link = f.link_s > f.linear_s + f.attend_s;
+    add_own_work(s, c, kv, sequences, rows_each, &f);
     return f;
 }
 

@@ -15,7 +15,8 @@
 struct ceilings {
     double memory_bytes_per_s; /* read and written in a copy */
     double link_bytes_per_s;
-    double flops_per_s; /* 16-bit matrix products */
+    double flops_per_s;  /* 16-bit matrix products */
+    double cycles_per_s; /* of all multiprocessors; 0: not known, instructions take no time */
 };
 
 struct shape {
@@ -64,6 +65,9 @@ struct batch forecast_batch(const struct shape *shape, const struct case_of_kv *
 struct forecast {
     double linear_s, attend_s, link_s, head_s; /* head_s is part of linear_s */
     double step_s;
+    double issue_s;                               /* instructions beyond the time of attend_s */
+    double scores_s, folds_s, launches_s, plan_s; /* the step's own work */
+    double bound_s;                               /* with all of that */
     bool by_flops; /* the linear operators wait for products, not for weights */
     bool by_link;
 };
@@ -76,6 +80,9 @@ double forecast_prefill(const struct shape *shape, const struct ceilings *ceilin
                         uint32_t tokens);
 
 double forecast_weight_bytes(const struct shape *shape);
+
+/* What most of bound_s is. */
+const char *forecast_binds(const struct forecast *forecast);
 
 /* "host", "card", "GEMM rows" or "link": what would have to grow for more tokens per second. */
 const char *forecast_limit(const struct batch *batch, const struct forecast *forecast);
