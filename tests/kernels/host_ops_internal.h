@@ -74,7 +74,26 @@ struct kva_attend_scores host_put_scores(struct host_ops *h, struct kva_attend_s
                                          uint32_t heads);
 struct kva_weight host_put_weight(struct host_ops *h, const struct kva_weight *weight);
 
-/* host_ops_keep.c: operators of kept rows, for the table. */
+struct kva_partial host_put_partial(struct host_ops *h, const struct kva_partial *host,
+                                    size_t pairs, size_t dim, bool out);
+const uint32_t *host_put_gate(struct host_ops *h, const uint32_t *host);
+
+/* What of a row cache a call may write. */
+enum cache_use { CACHE_READ, CACHE_ASSIGN, CACHE_FETCH };
+
+/* head_dim 0: rows are not looked at. */
+struct kva_row_cache host_put_cache(struct host_ops *h, const struct kva_row_cache *host,
+                                    uint32_t kv_heads, uint32_t head_dim, enum cache_use use);
+
+/* host_ops_rows.c: operators of rows, for the table. */
+void host_weigh(struct kva_device *device, const struct kva_weigh_args *host);
+void host_choose(struct kva_device *device, const struct kva_choose_args *host);
+void host_accumulate(struct kva_device *device, const struct kva_accumulate_args *host);
+void host_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *host);
+void host_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *host);
+void host_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *host);
+
+/* host_ops_keep.c: operators of kept rows. */
 void host_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *host);
 void host_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *host);
 void host_row_error(struct kva_device *device, const struct kva_row_error_args *host);

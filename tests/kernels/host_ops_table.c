@@ -141,15 +141,6 @@ static void host_quantise(struct kva_device *device, const struct kva_quantise_a
     free(to);
 }
 
-static struct kva_partial put_partial(struct host_ops *h, const struct kva_partial *host,
-                                      size_t pairs, size_t dim, bool out)
-{
-    struct arena *arena = &h->device_tier;
-    return (struct kva_partial){.a = host_put(arena, host->a, pairs * dim * sizeof(float), out),
-                                .m = host_put(arena, host->m, pairs * sizeof(float), out),
-                                .e = host_put(arena, host->e, pairs * sizeof(float), out)};
-}
-
 static void host_attend(struct kva_device *device, const struct kva_attend_args *host)
 {
     struct host_ops *h = host_begin(device);
@@ -175,7 +166,7 @@ static void host_attend(struct kva_device *device, const struct kva_attend_args 
     args.seqs = seqs;
     args.blocks = (const void *const *)blocks;
     args.q = host_put_act(h, host->q, rows, args.heads * args.head_dim, args.q_stride, false);
-    args.out = put_partial(h, &host->out, (size_t)rows * args.heads, args.head_dim, true);
+    args.out = host_put_partial(h, &host->out, (size_t)rows * args.heads, args.head_dim, true);
     host_send(h);
     h->ops->attend(device, &args);
     host_end(h);
@@ -191,42 +182,13 @@ static void host_merge(struct kva_device *device, const struct kva_merge_args *h
     size_t pairs = (size_t)args.rows * args.heads;
     uint32_t dim = args.heads * args.head_dim;
     for (uint32_t i = 0; i < args.partial_count; i++)
-        partials[i] = put_partial(h, &host->partials[i], pairs, args.head_dim, false);
+        partials[i] = host_put_partial(h, &host->partials[i], pairs, args.head_dim, false);
     args.partials = partials;
     args.out = host_put_act(h, host->out, args.rows, dim, dim, true);
     host_send(h);
     h->ops->merge(device, &args);
     host_end(h);
     free(partials);
-}
-
-/* What of a row cache a call may write. */
-static const uint32_t *put_gate(struct host_ops *h, const uint32_t *host)
-{
-    return host ? host_put_in(h, host, sizeof *host) : NULL;
-}
-
-enum cache_use { CACHE_READ, CACHE_ASSIGN, CACHE_FETCH };
-
-/* head_dim 0: rows are not looked at. */
-static struct kva_row_cache put_cache(struct host_ops *h, const struct kva_row_cache *host,
-                                      uint32_t kv_heads, uint32_t head_dim, enum cache_use use)
-{
-    struct arena *arena = &h->device_tier;
-    struct kva_row_cache cache = *host;
-    size_t slots = (size_t)kv_heads * host->slots, words = slots * sizeof(uint32_t);
-    bool assign = use == CACHE_ASSIGN;
-    cache.rows =
-        head_dim ? host_put(arena, host->rows, slots * 4 * head_dim, use == CACHE_FETCH) : NULL;
-    cache.tokens = host_put(arena, host->tokens, words, assign);
-    cache.used = host_put(arena, host->used, words, assign);
-    cache.order = host_put(arena, host->order, words, assign);
-    cache.missing = host_put(arena, host->missing, words, assign);
-    cache.count = host_put(arena, host->count, kv_heads * sizeof(uint32_t), assign);
-    cache.chosen =
-        host_put(arena, host->chosen, (size_t)kv_heads * host->k * sizeof(uint32_t), assign);
-    cache.hits = host_put(&h->host_tier, host->hits, 2 * sizeof(uint64_t), assign);
-    return cache;
 }
 
 static void host_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *host)
@@ -253,16 +215,16 @@ static void host_attend_lowbit(struct kva_device *device, const struct kva_atten
             host_put_out(h, seq->scores, kva_attend_scores_bytes(args.heads, seq->page_count));
         seqs[i].mean =
             host_put_in(h, seq->mean, (size_t)args.kv_heads * args.head_dim * sizeof(float));
-        seqs[i].gate = put_gate(h, seq->gate);
+        seqs[i].gate = host_put_gate(h, seq->gate);
         if (!seq->rows)
             continue;
-        caches[i] = put_cache(h, seq->rows, args.kv_heads, args.head_dim, CACHE_READ);
+        caches[i] = host_put_cache(h, seq->rows, args.kv_heads, args.head_dim, CACHE_READ);
         seqs[i].rows = &caches[i];
     }
     args.seqs = seqs;
     args.blocks = (const void *const *)blocks;
     args.q = host_put_act(h, host->q, rows, args.heads * args.head_dim, args.q_stride, false);
-    args.out = put_partial(h, &host->out, (size_t)rows * args.heads, args.head_dim, true);
+    args.out = host_put_partial(h, &host->out, (size_t)rows * args.heads, args.head_dim, true);
     host_send(h);
     h->ops->attend_lowbit(device, &args);
     host_end(h);
@@ -281,15 +243,15 @@ static void host_attend_rows(struct kva_device *device, const struct kva_attend_
     for (uint32_t i = 0; i < args.seq_count; i++) {
         seqs[i] = host->seqs[i];
         rows = kva_max_u32(rows, seqs[i].row_first + seqs[i].row_count);
-        seqs[i].gate = put_gate(h, seqs[i].gate);
+        seqs[i].gate = host_put_gate(h, seqs[i].gate);
         if (!seqs[i].rows)
             continue;
-        caches[i] = put_cache(h, seqs[i].rows, args.kv_heads, args.head_dim, CACHE_READ);
+        caches[i] = host_put_cache(h, seqs[i].rows, args.kv_heads, args.head_dim, CACHE_READ);
         seqs[i].rows = &caches[i];
     }
     args.seqs = seqs;
     args.q = host_put_act(h, host->q, rows, args.heads * args.head_dim, args.q_stride, false);
-    args.out = put_partial(h, &host->out, (size_t)rows * args.heads, args.head_dim, true);
+    args.out = host_put_partial(h, &host->out, (size_t)rows * args.heads, args.head_dim, true);
     host_send(h);
     h->ops->attend_rows(device, &args);
     host_end(h);
@@ -297,187 +259,7 @@ static void host_attend_rows(struct kva_device *device, const struct kva_attend_
     free(seqs);
 }
 
-/* --- rows ------------------------------------------------------------------------------------- */
-
-static void host_weigh(struct kva_device *device, const struct kva_weigh_args *host)
-{
-    struct host_ops *h = host_begin(device);
-    struct kva_weigh_args args = *host;
-    struct kva_weigh_seq *seqs = calloc(args.seq_count + 1, sizeof *seqs);
-    struct kva_row_cache *caches = calloc(args.seq_count + 1, sizeof *caches);
-    struct kva_partial *partials = calloc(args.partial_count, sizeof *partials);
-    uint32_t rows = 0;
-    for (uint32_t i = 0; i < args.seq_count; i++) {
-        const struct kva_weigh_seq *seq = &host->seqs[i];
-        size_t tokens = (size_t)seq->page_count * KVA_PAGE_TOKENS;
-        seqs[i] = *seq;
-        rows = kva_max_u32(rows, seq->row + 1);
-        seqs[i].scores =
-            host_put_in(h, seq->scores, kva_attend_scores_bytes(args.heads, seq->page_count));
-        seqs[i].weights = host_put_out(h, seq->weights, args.kv_heads * tokens * sizeof(float));
-        seqs[i].gate = put_gate(h, seq->gate);
-        if (!seq->rows)
-            continue;
-        caches[i] = put_cache(h, seq->rows, args.kv_heads, args.head_dim, CACHE_READ);
-        seqs[i].rows = &caches[i];
-    }
-    for (uint32_t i = 0; i < args.partial_count; i++) {
-        struct kva_partial read = {.m = host->partials[i].m, .e = host->partials[i].e};
-        partials[i] = put_partial(h, &read, (size_t)rows * args.heads, 0, false);
-    }
-    args.seqs = seqs;
-    args.partials = partials;
-    args.q = host_put_act(h, host->q, rows, args.heads * args.head_dim, args.q_stride, false);
-    host_send(h);
-    args.queue = host_queue(h);
-    h->ops->weigh(device, &args);
-    host_end(h);
-    free(partials);
-    free(caches);
-    free(seqs);
-}
-
-static void host_choose(struct kva_device *device, const struct kva_choose_args *host)
-{
-    struct host_ops *h = host_begin(device);
-    struct kva_choose_args args = *host;
-    struct kva_choose_seq *seqs = calloc(args.seq_count + 1, sizeof *seqs);
-    for (uint32_t i = 0; i < args.seq_count; i++) {
-        const struct kva_choose_seq *seq = &host->seqs[i];
-        seqs[i] = *seq;
-        seqs[i].weights =
-            host_put_in(h, seq->weights, (size_t)args.kv_heads * seq->stride * sizeof(float));
-        seqs[i].chosen =
-            host_put_out(h, seq->chosen, (size_t)args.kv_heads * seq->k * sizeof(uint32_t));
-        seqs[i].gate = put_gate(h, seq->gate);
-    }
-    args.seqs = seqs;
-    host_send(h);
-    args.queue = host_queue(h);
-    h->ops->choose(device, &args);
-    host_end(h);
-    free(seqs);
-}
-
-static void host_accumulate(struct kva_device *device, const struct kva_accumulate_args *host)
-{
-    struct host_ops *h = host_begin(device);
-    struct kva_accumulate_args args = *host;
-    struct kva_accumulate_seq *seqs = calloc(args.seq_count + 1, sizeof *seqs);
-    const size_t bytes = args.kv_heads * sizeof(float);
-    for (uint32_t i = 0; i < args.seq_count; i++) {
-        seqs[i] = host->seqs[i];
-        seqs[i].mass = host_put_out(h, seqs[i].mass, bytes * seqs[i].mass_stride);
-        seqs[i].weights = host_put_in(h, seqs[i].weights, bytes * seqs[i].weights_stride);
-    }
-    args.seqs = seqs;
-    host_send(h);
-    h->ops->accumulate(device, &args);
-    host_end(h);
-    free(seqs);
-}
-
-static void host_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *host)
-{
-    struct host_ops *h = host_begin(device);
-    struct kva_assign_slots_args args = *host;
-    struct kva_row_cache *caches = calloc(args.count + 1, sizeof *caches);
-    const struct kva_row_cache **pointers = calloc(args.count + 1, sizeof *pointers);
-    const uint32_t **gates = calloc(args.count + 1, sizeof *gates);
-    for (uint32_t i = 0; i < args.count; i++) {
-        gates[i] = host->gates ? put_gate(h, host->gates[i]) : NULL;
-        caches[i] = put_cache(h, host->caches[i], args.kv_heads, 0, CACHE_ASSIGN);
-        pointers[i] = &caches[i];
-    }
-    args.caches = pointers;
-    args.gates = host->gates ? gates : NULL;
-    host_send(h);
-    args.queue = host_queue(h);
-    h->ops->assign_slots(device, &args);
-    host_end(h);
-    free(gates);
-    free(pointers);
-    free(caches);
-}
-
-/* The pages of the host tier that hold what a cache misses. */
-static const void *const *put_pages(struct host_ops *h, const struct kva_fetch_rows_args *args,
-                                    const struct kva_rows_fetch *fetch)
-{
-    size_t bytes = args->page_offset_bytes + kva_kv_block_bytes(args->kv_heads, args->head_dim);
-    uint32_t pages = 0, slots = fetch->cache->slots;
-    for (size_t i = 0; i < (size_t)args->kv_heads * slots; i++) {
-        uint32_t slot = fetch->cache->missing[i];
-        if (slot != KVA_NO_TOKEN)
-            pages = kva_max_u32(
-                pages, fetch->cache->tokens[i / slots * slots + slot] / KVA_PAGE_TOKENS + 1);
-    }
-    void **addresses = addresses_new(pages);
-    for (uint32_t i = 0; i < pages; i++)
-        addresses[i] = host_put(&h->host_tier, fetch->pages[i], bytes, false);
-    /* An array of its own for each fetch: the heap may hand out the same address twice. */
-    struct arena *arena = &h->host_tier;
-    bool there;
-    struct piece *piece = host_place(arena, (void *)(uintptr_t)(arena->count + 1),
-                                     kva_max_u32(pages, 1) * sizeof(void *), &there);
-    memcpy(arena->image + piece->at, addresses, pages * sizeof(void *));
-    free(addresses);
-    return (const void *const *)(void *)(arena->memory + piece->at);
-}
-
-/* On the copy queue it comes after what was sent, and before what is read. */
-static void order_queues(struct kva_device *device, enum kva_queue first, enum kva_queue then)
-{
-    struct kva_event *event;
-    if (first == then || kva_event_create(device, &event, NULL) != KVA_OK)
-        return;
-    kva_event_record(event, first);
-    kva_event_wait(event, then);
-    kva_event_destroy(event);
-}
-
-static void host_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *host)
-{
-    struct host_ops *h = host_begin(device);
-    struct kva_fetch_rows_args args = *host;
-    struct kva_row_cache *caches = calloc(args.count + 1, sizeof *caches);
-    struct kva_rows_fetch *fetches = calloc(args.count + 1, sizeof *fetches);
-    for (uint32_t i = 0; i < args.count; i++) {
-        const struct kva_rows_fetch *fetch = &host->fetches[i];
-        caches[i] = put_cache(h, fetch->cache, args.kv_heads, args.head_dim, CACHE_FETCH);
-        fetches[i].cache = &caches[i];
-        fetches[i].pages = put_pages(h, host, fetch);
-        fetches[i].gate = put_gate(h, fetch->gate);
-    }
-    args.fetches = fetches;
-    host_send(h);
-    order_queues(device, KVA_QUEUE_COMPUTE, args.queue);
-    h->ops->fetch_rows(device, &args);
-    order_queues(device, args.queue, KVA_QUEUE_COMPUTE);
-    host_end(h);
-    free(fetches);
-    free(caches);
-}
-
-static void host_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *host)
-{
-    struct host_ops *h = host_begin(device);
-    struct kva_query_cosine_args args = *host;
-    uint32_t dim = args.heads * args.head_dim, rows = 0;
-    void **before = addresses_new(args.count);
-    for (uint32_t i = 0; i < args.count; i++) {
-        rows = kva_max_u32(rows, args.rows[i] + 1);
-        before[i] = host_put_act(h, host->before[i], 1, dim, dim, true);
-    }
-    args.before = before;
-    args.q = host_put_act(h, host->q, rows, dim, args.q_stride, false);
-    args.cosine = host_put_out(h, host->cosine, args.count * sizeof(float));
-    args.gates = host_put_out(h, host->gates, args.count * sizeof(uint32_t));
-    host_send(h);
-    h->ops->query_cosine(device, &args);
-    host_end(h);
-    free(before);
-}
+/* --- logits ----------------------------------------------------------------------------------- */
 
 static void host_shortlist(struct kva_device *device, const struct kva_shortlist_args *host)
 {
