@@ -32,6 +32,7 @@ static const struct {
     {"codes.cuh", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
     {"quantise.cu", MUTATIONS_OF_OPERATORS, "quantise"},
     {"select.cu", MUTATIONS_OF_OPERATORS, "choose accumulate weigh"},
+    {"weigh.cuh", MUTATIONS_OF_OPERATORS, "weigh"},
     {"slots.cu", MUTATIONS_OF_OPERATORS, "assign_slots query_cosine"},
     {"fetch.cu", MUTATIONS_OF_OPERATORS, "fetch_rows"},
     {"radix.cuh", MUTATIONS_OF_OPERATORS, "shortlist choose"},
