@@ -233,53 +233,87 @@ static bool check_queue(struct kva_device *device, const char *op, enum kva_queu
            kva_check_refuse(device, "%s: does not run on queue %d", op, (int)queue);
 }
 
-static bool check_weigh(struct kva_device *device, const struct kva_weigh_args *args)
+static bool check_weighing(struct kva_device *device, const char *op,
+                           const struct kva_weigh_args *args)
 {
     const struct kva_op_limits *limits = kva_check_limits(device);
-    if (!check_queue(device, "weigh", args->queue) ||
-        !kva_check_heads(device, "weigh", args->heads, args->kv_heads) ||
-        !kva_check_head_dim_of_rows(device, "weigh", args->head_dim) ||
-        !kva_check_kv_dtype(device, "weigh", args->kv_dtype))
+    if (!check_queue(device, op, args->queue) ||
+        !kva_check_heads(device, op, args->heads, args->kv_heads) ||
+        !kva_check_head_dim_of_rows(device, op, args->head_dim) ||
+        !kva_check_kv_dtype(device, op, args->kv_dtype))
         return false;
     if (args->heads / args->kv_heads > limits->select_heads_max)
-        return kva_check_refuse(device, "weigh: %u heads share a KV head, at most %u",
+        return kva_check_refuse(device, "%s: %u heads share a KV head, at most %u", op,
                                 args->heads / args->kv_heads, limits->select_heads_max);
     if (args->partial_count == 0 || args->partial_count > limits->partials_max)
-        return kva_check_refuse(device, "weigh: %u partial results, must be 1 to %u",
+        return kva_check_refuse(device, "%s: %u partial results, must be 1 to %u", op,
                                 args->partial_count, limits->partials_max);
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_weigh_seq *seq = &args->seqs[i];
-        if (seq->rows && !kva_check_slots(device, "weigh", seq->rows))
+        if (seq->rows && !kva_check_slots(device, op, seq->rows))
             return false;
         if (seq->page_count > 0 && (!seq->scores || !seq->weights))
-            return kva_check_refuse(device,
-                                    "weigh: %u pages without scores, or nowhere to weigh them",
-                                    seq->page_count);
+            return kva_check_refuse(device, "%s: %u pages without scores, or nowhere to weigh them",
+                                    op, seq->page_count);
         if (((uintptr_t)seq->scores | (uintptr_t)seq->weights) % 16 != 0)
-            return kva_check_refuse(device, "weigh: scores or weights not at a multiple of 16");
+            return kva_check_refuse(device, "%s: scores or weights not at a multiple of 16", op);
     }
     return true;
 }
 
-static bool check_choose(struct kva_device *device, const struct kva_choose_args *args)
+static bool check_choosing(struct kva_device *device, const char *op,
+                           const struct kva_choose_args *args)
 {
-    if (!check_queue(device, "choose", args->queue))
+    if (!check_queue(device, op, args->queue))
         return false;
     if ((unsigned)args->kind > KVA_CHOOSE_LEAST)
-        return kva_check_refuse(device, "choose: there is no kind %d", (int)args->kind);
+        return kva_check_refuse(device, "%s: there is no kind %d", op, (int)args->kind);
     if (args->kind == KVA_CHOOSE_NEAR && !(args->share >= 0.0f && args->share <= 1.0f))
-        return kva_check_refuse(device, "choose: a share of %g, must be 0 to 1",
+        return kva_check_refuse(device, "%s: a share of %g, must be 0 to 1", op,
                                 (double)args->share);
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_choose_seq *seq = &args->seqs[i];
         if (seq->end > seq->stride)
-            return kva_check_refuse(device, "choose: candidates up to %u of %u", seq->end,
+            return kva_check_refuse(device, "%s: candidates up to %u of %u", op, seq->end,
                                     seq->stride);
-        if (!check_successor(device, "choose", seq->successor))
+        if (!check_successor(device, op, seq->successor))
             return false;
         if (seq->k > kva_check_limits(device)->select_max)
-            return kva_check_refuse(device, "choose: %u rows to choose, at most %u", seq->k,
+            return kva_check_refuse(device, "%s: %u rows to choose, at most %u", op, seq->k,
                                     kva_check_limits(device)->select_max);
+    }
+    return true;
+}
+
+static bool check_weigh(struct kva_device *device, const struct kva_weigh_args *args)
+{
+    return check_weighing(device, "weigh", args);
+}
+
+static bool check_choose(struct kva_device *device, const struct kva_choose_args *args)
+{
+    return check_choosing(device, "choose", args);
+}
+
+/* All that is weighed is chosen from, and nothing else. */
+static bool check_weigh_choose(struct kva_device *device, const struct kva_weigh_choose_args *args)
+{
+    const char *op = "weigh_choose";
+    const struct kva_weigh_args *weigh = &args->weigh;
+    const struct kva_choose_args *choose = &args->choose;
+    if (!check_weighing(device, op, weigh) || !check_choosing(device, op, choose))
+        return false;
+    if (weigh->seq_count != choose->seq_count || weigh->kv_heads != choose->kv_heads ||
+        weigh->queue != choose->queue)
+        return kva_check_refuse(device,
+                                "%s: %u sequences of %u KV heads on queue %d, and %u of %u on %d",
+                                op, weigh->seq_count, weigh->kv_heads, (int)weigh->queue,
+                                choose->seq_count, choose->kv_heads, (int)choose->queue);
+    for (uint32_t i = 0; i < weigh->seq_count; i++) {
+        const uint32_t tokens = weigh->seqs[i].page_count * KVA_PAGE_TOKENS;
+        if (choose->seqs[i].weights != weigh->seqs[i].weights || choose->seqs[i].stride != tokens ||
+            choose->seqs[i].gate != weigh->seqs[i].gate)
+            return kva_check_refuse(device, "%s: sequence %u chooses by other weights", op, i);
     }
     return true;
 }
@@ -374,6 +408,7 @@ CHECKED(attend_apart)
 CHECKED_AS(attend_join, kva_attend_apart_args, check_attend_join)
 CHECKED(weigh)
 CHECKED(choose)
+CHECKED(weigh_choose)
 CHECKED(accumulate)
 CHECKED(assign_slots)
 CHECKED(fetch_rows)
@@ -391,7 +426,7 @@ CHECKED_BY(sketch_queries, kva_check_sketch_queries)
 CHECKED_BY(sketch_sums, kva_check_sketch_sums)
 CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
 
-#define TABLE(fused, apart, join)                                                                  \
+#define TABLE(fused, apart, join, once)                                                            \
     {                                                                                              \
         .embed = checked_embed, .norm = checked_norm, .linear = checked_linear,                    \
         .rope = checked_rope, .glu = checked_glu, .gather = checked_gather,                        \
@@ -399,7 +434,7 @@ CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
         .quantise = checked_quantise, .attend = checked_attend,                                    \
         .attend_lowbit = checked_attend_lowbit, .attend_rows = checked_attend_rows,                \
         .merge = checked_merge, .attend_select_fetch = fused, .weigh = checked_weigh,              \
-        .choose = checked_choose, .accumulate = checked_accumulate,                                \
+        .choose = checked_choose, .weigh_choose = once, .accumulate = checked_accumulate,          \
         .assign_slots = checked_assign_slots, .fetch_rows = checked_fetch_rows,                    \
         .query_cosine = checked_query_cosine, .shortlist = checked_shortlist,                      \
         .attend_mass = checked_attend_mass, .mean_keys = checked_mean_keys,                        \
@@ -410,19 +445,26 @@ CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
         .attend_apart = apart, .attend_join = join,                                                \
     }
 
-#define TABLES(apart, join)                                                                        \
+#define TABLES(apart, join, once)                                                                  \
     {                                                                                              \
-        TABLE(NULL, apart, join), TABLE(checked_attend_select_fetch, apart, join)                  \
+        TABLE(NULL, apart, join, once), TABLE(checked_attend_select_fetch, apart, join, once)      \
     }
 
-/* By whether a device has attend_apart and attend_join, and attend_select_fetch. */
-static const struct kva_ops tables[2][2] = {
-    TABLES(NULL, NULL),
-    TABLES(checked_attend_apart, checked_attend_join),
+/* By whether a device has weigh_choose, attend_apart and attend_join, and attend_select_fetch. */
+static const struct kva_ops tables[2][2][2] = {
+    {
+        TABLES(NULL, NULL, NULL),
+        TABLES(checked_attend_apart, checked_attend_join, NULL),
+    },
+    {
+        TABLES(NULL, NULL, checked_weigh_choose),
+        TABLES(checked_attend_apart, checked_attend_join, checked_weigh_choose),
+    },
 };
 
 const struct kva_ops *kva_checked_ops(const struct kva_device *device)
 {
     const struct kva_ops *ops = kva_check_base(device)->ops;
-    return &tables[ops->attend_apart && ops->attend_join][ops->attend_select_fetch != NULL];
+    const bool apart = ops->attend_apart && ops->attend_join;
+    return &tables[ops->weigh_choose != NULL][apart][ops->attend_select_fetch != NULL];
 }

@@ -10,7 +10,7 @@
 
 #include "kernels/ops.h"
 
-/* The table for a device; without attend_select_fetch, if it has none. */
+/* The table for a device; without the optional operators that it lacks. */
 const struct kva_ops *kva_checked_ops(const struct kva_device *device);
 
 #endif

@@ -3,6 +3,7 @@
  *
  *   weigh         scores -> what share of a row's attention each token had
  *   choose        shares -> which tokens are wanted
+ *   weigh_choose  scores -> which tokens are wanted
  *   accumulate    shares are added up over steps
  *   assign_slots  wanted tokens -> slots of a row cache, and which of them are to be fetched
  *   fetch_rows    the rows of these, from host pages into their slots
@@ -105,6 +106,15 @@ struct kva_choose_args {
     enum kva_choose_kind kind;
     enum kva_queue queue; /* compute's, or aside */
     float share;          /* of KVA_CHOOSE_NEAR: 0 to 1 */
+};
+
+/* weigh and choose in one call, for whom that is faster: an optional operator. Together they give
+ * the bits of weigh and then choose with the same arguments, but the weights are nobody's: their
+ * memory holds anything afterwards. choose.seqs[i] chooses by all that weigh.seqs[i] weighs, behind
+ * the same gate: as many sequences, the same KV heads, the same queue. */
+struct kva_weigh_choose_args {
+    struct kva_weigh_args weigh;
+    struct kva_choose_args choose;
 };
 
 struct kva_accumulate_seq {

@@ -122,6 +122,7 @@ PLAIN(kv_append, kva_kv_append_args, KVA_PROFILE_KV)
 PLAIN(quantise, kva_quantise_args, KVA_PROFILE_KV)
 PLAIN_IN(weigh, kva_weigh_args, KVA_PROFILE_KV, args->queue)
 PLAIN_IN(choose, kva_choose_args, KVA_PROFILE_KV, args->queue)
+PLAIN_IN(weigh_choose, kva_weigh_choose_args, KVA_PROFILE_KV, args->choose.queue)
 PLAIN(accumulate, kva_accumulate_args, KVA_PROFILE_KV)
 PLAIN_IN(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV, args->queue)
 PLAIN(query_cosine, kva_query_cosine_args, KVA_PROFILE_KV)
@@ -283,6 +284,8 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
     };
     if (base->ops->attend_select_fetch)
         profile->outer.attend_select_fetch = profiled_attend_select_fetch;
+    if (base->ops->weigh_choose)
+        profile->outer.weigh_choose = profiled_weigh_choose;
     if (base->ops->attend_apart && base->ops->attend_join) {
         profile->outer.attend_apart = profiled_attend_apart;
         profile->outer.attend_join = profiled_attend_join;

@@ -29,6 +29,7 @@ const struct kva_ops kva_cuda_ops = {
     .merge = kva_cuda_merge,
     .weigh = kva_cuda_weigh,
     .choose = kva_cuda_choose,
+    .weigh_choose = kva_cuda_weigh_choose,
     .accumulate = kva_cuda_accumulate,
     .assign_slots = kva_cuda_assign_slots,
     .fetch_rows = kva_cuda_fetch_rows,

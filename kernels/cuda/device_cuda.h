@@ -384,6 +384,7 @@ void kva_cuda_attend_rows(struct kva_device *device, const struct kva_attend_row
 void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args);
 void kva_cuda_choose(struct kva_device *device, const struct kva_choose_args *args);
+void kva_cuda_weigh_choose(struct kva_device *device, const struct kva_weigh_choose_args *args);
 void kva_cuda_accumulate(struct kva_device *device, const struct kva_accumulate_args *args);
 void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args);
 void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args);

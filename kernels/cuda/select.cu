@@ -1,5 +1,5 @@
-/* select.cu - weigh, choose and accumulate: what share of a row's attention each token had, and
- * which tokens have most.
+/* select.cu - weigh, choose, both of them at once, and accumulate: what share of a row's attention
+ * each token had, and which tokens have most.
  *
  * For choose, weights become keys whose order is the order wanted: the bits of the weight, which is
  * not negative, plus one; 0 is no candidate. The largest of them are found as radix.cuh says. */
@@ -279,6 +279,84 @@ void kva_cuda_choose(struct kva_device *device, const struct kva_choose_args *ar
                      {dim3(heads.x, heads.y, p.splits), RADIX_THREADS}, list_kernel, p);
     if (!kva_cuda_failed(device))
         kva_cuda_run(device, args->queue, "choose", {heads, RADIX_THREADS}, choose_kernel, p);
+}
+
+/* --- weigh_choose ----------------------------------------------------------------------------- */
+
+/* A block weighs a chunk of tokens and chooses among them: their weights are never in memory. What
+ * the token before its first candidate brings it takes that token's weight, so a chunk has the last
+ * page of the chunk before it at its beginning. */
+#define CHUNK_PIECES  (RADIX_CHUNK / WEIGH_TOKENS)
+#define CHUNK_OVERLAP KVA_PAGE_TOKENS
+
+struct chunk {
+    weigh_shared<CHUNK_PIECES> weighing;
+    alignas(16) float weights[RADIX_CHUNK];
+    union {
+        weigh_list list;
+        radix largest; /* when all are weighed */
+    };
+};
+
+/* The weights of one chunk of a KV head of one sequence, then its list, or, of an only one, what is
+ * chosen. */
+template <bool LISTS>
+static __global__ void __launch_bounds__(RADIX_THREADS, 3)
+    weigh_choose_kernel(weigh_params w, choose_params p)
+{
+    kva_begin();
+    static_assert(RADIX_THREADS == WEIGH_THREADS && RADIX_CHUNK % WEIGH_TOKENS == 0,
+                  "a block weighs what it chooses among");
+    __shared__ chunk shared;
+    const struct kva_choose_seq seq = p.seqs[blockIdx.x];
+    const uint32_t base = blockIdx.z * (RADIX_CHUNK - CHUNK_OVERLAP);
+    const uint32_t first = base > 0 ? base + CHUNK_OVERLAP : 0;
+    if (kva_gate_closed(seq.gate) || (LISTS && blockIdx.z >= chunks_of(seq.end, CHUNK_OVERLAP)))
+        return;
+    const weigh_seq &weighed = w.seqs[blockIdx.x];
+    const weigh_range range = {blockIdx.y, base, min(base + RADIX_CHUNK, weighed.end),
+                               shared.weights};
+    weigh_tokens<CHUNK_PIECES>(w, shared.weighing, shared.list, weighed, range);
+    __syncthreads(); /* all are weighed */
+    auto load = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t) {
+        float x[RADIX_KEYS];
+        radix_load(x, shared.weights, 0, seq.end - base, -1.0f);
+        make_keys(keys, seq, p.kind, x, base, max(first, seq.first),
+                  [&](uint32_t i) { return shared.weights[radix_at(i) - 1]; });
+    };
+    if constexpr (LISTS)
+        list_chunk(shared.largest, p, seq, load, base);
+    else
+        choose_all(shared.largest, p, seq, 1, load, [](uint32_t at) { return at; });
+}
+
+/* Lists, and a choice among them; one chunk is chosen from at once. Where there are several and no
+ * lists, weights do go to memory. */
+void kva_cuda_weigh_choose(struct kva_device *device, const struct kva_weigh_choose_args *args)
+{
+    const struct kva_weigh_args *weigh = &args->weigh;
+    const struct kva_choose_args *choose = &args->choose;
+    if (choose->seq_count == 0 || !kva_cuda_enter(device))
+        return;
+    const choose_params p = prepare_choose(device, choose, CHUNK_OVERLAP);
+    if (p.splits > 1 && !p.lists) {
+        kva_cuda_weigh(device, weigh);
+        kva_cuda_choose(device, choose);
+        return;
+    }
+    const weigh_params w = prepare_weigh(device, weigh);
+    const dim3 heads(choose->seq_count, choose->kv_heads);
+    const kva_cuda_launch chunks = {dim3(heads.x, heads.y, kva_max_u32(p.splits, 1)),
+                                    RADIX_THREADS};
+    if (kva_cuda_failed(device))
+        return;
+    if (!p.lists)
+        kva_cuda_run(device, choose->queue, "weigh_choose", chunks, weigh_choose_kernel<false>, w,
+                     p);
+    else if (kva_cuda_run(device, choose->queue, "weigh_choose's lists", chunks,
+                          weigh_choose_kernel<true>, w, p))
+        kva_cuda_run(device, choose->queue, "weigh_choose", {heads, RADIX_THREADS}, choose_kernel,
+                     p);
 }
 
 /* --- accumulate ------------------------------------------------------------------------------- */

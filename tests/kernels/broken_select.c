@@ -34,6 +34,31 @@ static void choose_each_alone(struct kva_device *device, const struct kva_choose
     good->choose(device, &wrong);
 }
 
+static void once_each_alone(struct kva_device *device, const struct kva_weigh_choose_args *args)
+{
+    good->weigh(device, &args->weigh);
+    choose_each_alone(device, &args->choose);
+}
+
+static void once_one_less(struct kva_device *device, const struct kva_weigh_choose_args *args)
+{
+    good->weigh(device, &args->weigh);
+    choose_one_less(device, &args->choose);
+}
+
+static void once_by_pages(struct kva_device *device, const struct kva_weigh_choose_args *args)
+{
+    struct kva_weigh_args wrong = args->weigh;
+    struct kva_weigh_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < wrong.seq_count; i++) {
+        seqs[i] = wrong.seqs[i];
+        seqs[i].rows = NULL; /* their tokens have the weights of the pages */
+    }
+    wrong.seqs = seqs;
+    good->weigh(device, &wrong);
+    good->choose(device, &args->choose);
+}
+
 static void accumulate_all(struct kva_device *device, const struct kva_accumulate_args *args)
 {
     /* What is no candidate is added, too. */
@@ -126,6 +151,9 @@ static const struct broken list[] = {
     BREAKS(choose_all_near, OP_CHOOSE, choose),
     BREAKS(choose_one_less, OP_CHOOSE, choose),
     BREAKS(choose_each_alone, OP_CHOOSE, choose),
+    BREAKS(once_each_alone, OP_WEIGH_CHOOSE, weigh_choose),
+    BREAKS(once_one_less, OP_WEIGH_CHOOSE, weigh_choose),
+    BREAKS(once_by_pages, OP_WEIGH_CHOOSE, weigh_choose),
     BREAKS(accumulate_all, OP_ACCUMULATE, accumulate),
     BREAKS(assign_anew, OP_ASSIGN_SLOTS, assign_slots),
     BREAKS(assign_all_attend, OP_ASSIGN_SLOTS, assign_slots),

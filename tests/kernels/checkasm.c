@@ -51,6 +51,7 @@ IN_TABLE(OP_MERGE, merge);
 IN_TABLE(OP_ATTEND_SELECT_FETCH, attend_select_fetch);
 IN_TABLE(OP_WEIGH, weigh);
 IN_TABLE(OP_CHOOSE, choose);
+IN_TABLE(OP_WEIGH_CHOOSE, weigh_choose);
 IN_TABLE(OP_ACCUMULATE, accumulate);
 IN_TABLE(OP_ASSIGN_SLOTS, assign_slots);
 IN_TABLE(OP_FETCH_ROWS, fetch_rows);
@@ -89,6 +90,7 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_ATTEND_SELECT_FETCH] = {"attend_select_fetch", check_attend_lowbit},
     [OP_WEIGH] = {"weigh", check_attend_lowbit},
     [OP_CHOOSE] = {"choose", check_choose},
+    [OP_WEIGH_CHOOSE] = {"weigh_choose", check_weigh_choose},
     [OP_ACCUMULATE] = {"accumulate", check_accumulate},
     [OP_ASSIGN_SLOTS] = {"assign_slots", check_assign_slots},
     [OP_FETCH_ROWS] = {"fetch_rows", check_fetch_rows},

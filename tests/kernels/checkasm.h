@@ -54,6 +54,7 @@ enum check_op {
     OP_ATTEND_SELECT_FETCH,
     OP_WEIGH,
     OP_CHOOSE,
+    OP_WEIGH_CHOOSE,
     OP_ACCUMULATE,
     OP_ASSIGN_SLOTS,
     OP_FETCH_ROWS,
@@ -255,6 +256,7 @@ void check_attend_lowbit(struct check *check);
 void check_attend_join(struct check *check); /* with attend_apart */
 void check_merge(struct check *check);
 void check_choose(struct check *check);
+void check_weigh_choose(struct check *check);
 void check_accumulate(struct check *check);
 void check_assign_slots(struct check *check);
 void check_fetch_rows(struct check *check);

@@ -88,6 +88,7 @@ struct kva_row_cache host_put_cache(struct host_ops *h, const struct kva_row_cac
 /* host_ops_rows.c: operators of rows, for the table. */
 void host_weigh(struct kva_device *device, const struct kva_weigh_args *host);
 void host_choose(struct kva_device *device, const struct kva_choose_args *host);
+void host_weigh_choose(struct kva_device *device, const struct kva_weigh_choose_args *host);
 void host_accumulate(struct kva_device *device, const struct kva_accumulate_args *host);
 void host_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *host);
 void host_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *host);

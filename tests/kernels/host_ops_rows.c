@@ -132,6 +132,21 @@ void host_choose(struct kva_device *device, const struct kva_choose_args *host)
     free(seqs);
 }
 
+void host_weigh_choose(struct kva_device *device, const struct kva_weigh_choose_args *host)
+{
+    struct host_ops *h = host_begin(device);
+    struct weighing weighing;
+    struct kva_choose_seq *seqs;
+    struct kva_weigh_choose_args args = {.weigh = put_weighing(h, &host->weigh, &weighing)};
+    args.choose = put_choosing(h, &host->choose, &seqs);
+    host_send(h);
+    args.weigh.queue = args.choose.queue = host_queue(h);
+    h->ops->weigh_choose(device, &args);
+    host_end(h);
+    end_weighing(&weighing);
+    free(seqs);
+}
+
 void host_accumulate(struct kva_device *device, const struct kva_accumulate_args *host)
 {
     struct host_ops *h = host_begin(device);

@@ -298,6 +298,7 @@ const struct kva_ops *host_ops_table(void)
         .merge = host_merge,
         .weigh = host_weigh,
         .choose = host_choose,
+        .weigh_choose = host_weigh_choose,
         .accumulate = host_accumulate,
         .assign_slots = host_assign_slots,
         .fetch_rows = host_fetch_rows,

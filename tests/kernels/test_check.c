@@ -646,6 +646,107 @@ static void test_check__splits_apart(void **state KVA_UNUSED)
     refused("attend_join: ", "begins 32 bytes into a line", join_of_half_a_line);
 }
 
+/* A call that chooses by what it weighs, two pages of one sequence. */
+struct at_once {
+    _Alignas(16) float memory[4];
+    struct kva_weigh_seq weigh;
+    struct kva_choose_seq choose;
+    struct kva_weigh_choose_args args;
+};
+
+static struct kva_weigh_choose_args *good_once(struct at_once *call)
+{
+    *call = (struct at_once){
+        .weigh = {.page_count = 2, .scores = call->memory, .weights = call->memory},
+        .choose = {.weights = call->memory, .stride = 2 * KVA_PAGE_TOKENS},
+        .args = {good_weigh(), {.seqs = &call->choose, .seq_count = 1, .kv_heads = 2}}};
+    call->args.weigh.seqs = &call->weigh;
+    call->args.weigh.seq_count = 1;
+    return &call->args;
+}
+
+static void once_weighs_nothing(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    args->weigh.partial_count = 0;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_kind(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    args->choose.kind = (enum kva_choose_kind)3;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_fewer(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    args->choose.seq_count = 0;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_heads(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    args->choose.kv_heads = 4;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_queues(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    args->choose.queue = KVA_QUEUE_ASIDE;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_weights(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    call.choose.weights += 1;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_stride(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    call.choose.stride++;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_gate(struct kva_device *device)
+{
+    static const uint32_t gate = 1;
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    call.choose.gate = &gate;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void test_check__weighing_and_choosing_at_once(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    const bool once = kva_device_ops(device)->weigh_choose != NULL;
+    kva_device_close(device);
+    if (!once)
+        skip();
+    refused("weigh_choose: ", "0 partial results", once_weighs_nothing);
+    refused("weigh_choose: ", "no kind 3", once_kind);
+    refused("weigh_choose: ", "1 sequences of 2 KV heads", once_fewer);
+    refused("weigh_choose: ", "and 1 of 4", once_heads);
+    refused("weigh_choose: ", "on queue 0", once_queues);
+    refused("weigh_choose: ", "by other weights", once_weights);
+    refused("weigh_choose: ", "by other weights", once_stride);
+    refused("weigh_choose: ", "by other weights", once_gate);
+}
+
 static void test_check__selection(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device();
@@ -771,6 +872,8 @@ static void test_check__good_calls_pass(void **state KVA_UNUSED)
     ops->fetch_rows(device, &(struct kva_fetch_rows_args){.head_dim = 64});
     if (ops->attend_select_fetch)
         ops->attend_select_fetch(device, &select);
+    if (ops->weigh_choose)
+        ops->weigh_choose(device, &(struct kva_weigh_choose_args){weigh, {.kv_heads = 2}});
     ops->assign_slots(device, &(struct kva_assign_slots_args){.stamp = 1});
     ops->merge(device, &(struct kva_merge_args){.partial_count = 2});
     ops->shortlist(device, &(struct kva_shortlist_args){0});
@@ -786,6 +889,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_check__attend),
         cmocka_unit_test(test_check__lowbit),
         cmocka_unit_test(test_check__splits_apart),
+        cmocka_unit_test(test_check__weighing_and_choosing_at_once),
         cmocka_unit_test(test_check__selection),
         cmocka_unit_test(test_check__merge_and_shortlist),
         cmocka_unit_test(test_check__good_calls_pass),
