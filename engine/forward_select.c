@@ -1,7 +1,7 @@
 /* forward_select.c - attention over low-bit pages and the rows that replace some of their tokens,
  * and the selection of rows along the way: by the device's fused operator, or by the four that it
- * stands for, in turns as the scratch memory for scores allows; the last two beside what follows in
- * the layer, where nobody waits for them. */
+ * stands for, in turns as the scratch memory for scores allows; the last two, or what is both of
+ * them at once, beside what follows in the layer, where nobody waits for them. */
 #include "engine/forward_internal.h"
 
 /* --- the call's sequences -------------------------------------------------------------------- */
@@ -190,8 +190,25 @@ static void attend_turn(struct kva_forward *fw, const struct kva_lowbit_call *ca
                                                             .accumulate = true});
 }
 
+static struct kva_choose_args choice(const struct kva_forward *fw, enum kva_queue queue,
+                                     uint32_t first, uint32_t end)
+{
+    return (struct kva_choose_args){.seqs = fw->turn.choose + first,
+                                    .seq_count = end - first,
+                                    .kv_heads = fw->config->kv_heads,
+                                    .kind = KVA_CHOOSE_MOST,
+                                    .queue = queue};
+}
+
+/* Whether weighing and choosing are one: where the device does them in one, and nobody else wants
+ * weights of the turn's. */
+static bool chooses_at_once(const struct kva_forward *fw)
+{
+    return fw->ops->weigh_choose && fw->turn.select_count == fw->turn.choose_count;
+}
+
 /* Weigh the turn's entries [first, end), whose rows are those from `row_first` on of the partial
- * results. */
+ * results; and choose, if that is one. */
 static void weigh(struct kva_forward *fw, enum kva_queue queue, uint32_t first, uint32_t end,
                   const struct kva_partial *partials, uint32_t partial_count, uint32_t row_first)
 {
@@ -200,21 +217,26 @@ static void weigh(struct kva_forward *fw, enum kva_queue queue, uint32_t first, 
     uint32_t q_stride = c->heads * c->head_dim;
     for (uint32_t i = first; i < end; i++)
         turn->weigh[i].row -= row_first;
-    fw->ops->weigh(fw->device, &(struct kva_weigh_args){
-                                   .q = (const unsigned char *)fw->scratch[KVA_SCRATCH_Q].data +
-                                        (size_t)row_first * q_stride * fw->act_bytes,
-                                   .partials = partials,
-                                   .seqs = turn->weigh + first,
-                                   .partial_count = partial_count,
-                                   .seq_count = end - first,
-                                   .q_stride = q_stride,
-                                   .heads = c->heads,
-                                   .kv_heads = c->kv_heads,
-                                   .head_dim = c->head_dim,
-                                   .kv_dtype = fw->params.kv->shape.dtype,
-                                   .queue = queue,
-                                   .scale = c->attend_scale,
-                               });
+    const struct kva_weigh_args args = {
+        .q = (const unsigned char *)fw->scratch[KVA_SCRATCH_Q].data +
+             (size_t)row_first * q_stride * fw->act_bytes,
+        .partials = partials,
+        .seqs = turn->weigh + first,
+        .partial_count = partial_count,
+        .seq_count = end - first,
+        .q_stride = q_stride,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .head_dim = c->head_dim,
+        .kv_dtype = fw->params.kv->shape.dtype,
+        .queue = queue,
+        .scale = c->attend_scale,
+    };
+    if (chooses_at_once(fw))
+        fw->ops->weigh_choose(fw->device,
+                              &(struct kva_weigh_choose_args){args, choice(fw, queue, first, end)});
+    else
+        fw->ops->weigh(fw->device, &args);
 }
 
 static void weigh_turn(struct kva_forward *fw, const struct kva_lowbit_call *call,
@@ -253,13 +275,10 @@ static void run_apart(struct kva_forward *fw, const struct kva_lowbit_call *call
         if (queue == KVA_QUEUE_ASIDE)
             kva_kv_order_aside(fw->params.kv);
         weigh_turn(fw, call, queue);
-        if (turn->choose_count == 0)
+        if (turn->choose_count == 0 || chooses_at_once(fw))
             continue;
-        fw->ops->choose(fw->device, &(struct kva_choose_args){.seqs = turn->choose,
-                                                              .seq_count = turn->choose_count,
-                                                              .kv_heads = fw->config->kv_heads,
-                                                              .kind = KVA_CHOOSE_MOST,
-                                                              .queue = queue});
+        const struct kva_choose_args args = choice(fw, queue, 0, turn->choose_count);
+        fw->ops->choose(fw->device, &args);
     }
 }
 

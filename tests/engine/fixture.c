@@ -52,6 +52,24 @@ void fixture_remove_model(const char *path)
     assert_int_equal(system(command), 0);
 }
 
+static uint32_t chosen_at_once;
+
+static void weigh_choose(struct kva_device *device, const struct kva_weigh_choose_args *args)
+{
+    kva_device_ops(device)->weigh(device, &args->weigh);
+    kva_device_ops(device)->choose(device, &args->choose);
+    for (uint32_t i = 0; i < args->weigh.seq_count; i++)
+        memset(args->weigh.seqs[i].weights, 0x3F,
+               (size_t)args->weigh.kv_heads * args->weigh.seqs[i].page_count * KVA_PAGE_TOKENS *
+                   sizeof(float));
+    chosen_at_once++;
+}
+
+uint32_t fixture_chosen_at_once(void)
+{
+    return chosen_at_once;
+}
+
 void fixture_open(struct fixture *fixture, const struct fixture_params *params)
 {
     struct kva_err err = {0};
@@ -68,13 +86,15 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
         .copy_delay_seed = params->seed,
     };
     expect_ok(kva_device_open_cpu(&device, &fixture->device, &err), &err);
-    if (params->unfused || params->waits) {
+    if (params->unfused || params->waits || params->at_once) {
         struct kva_device_base *base = (struct kva_device_base *)fixture->device;
         fixture->fewer = *base->ops;
         if (params->unfused)
             fixture->fewer.attend_select_fetch = NULL;
         if (params->waits)
             fixture->fewer.attend_apart = fixture->fewer.attend_join = NULL;
+        if (params->at_once)
+            fixture->fewer.weigh_choose = weigh_choose;
         base->ops = &fixture->fewer;
     }
     if (params->profile)

@@ -37,6 +37,7 @@ struct fixture_params {
     enum kva_model_weights weights; /* what matrices become; kept nowhere */
     bool unfused;                   /* a device without attend_select_fetch */
     bool waits;                     /* a device without attend_apart and attend_join */
+    bool at_once; /* a device with weigh_choose, which leaves anything where weights would be */
     /* The model's skew, as a file would have it; NULL: there is none. */
     struct kva_skew *(*make_skew)(const struct kva_model *model);
     uint32_t planes_percent;         /* of the query weights (engine/planes.h) */
@@ -56,6 +57,9 @@ struct fixture {
 void fixture_make_model(const char *config_json, uint64_t seed, uint32_t context_max,
                         char path[FIXTURE_PATH_BYTES]);
 void fixture_remove_model(const char *path);
+
+/* Calls of weigh_choose so far, of all devices that have it by `at_once`. */
+uint32_t fixture_chosen_at_once(void);
 
 void fixture_open(struct fixture *fixture, const struct fixture_params *params);
 void fixture_close(struct fixture *fixture);

@@ -113,6 +113,27 @@ static void test_policies__the_fused_operator_changes_nothing(void **state KVA_U
     }
 }
 
+/* Nor does one that weighs and chooses in one. */
+static void test_policies__choosing_at_once_changes_nothing(void **state KVA_UNUSED)
+{
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture apart, once;
+        fixture_open(&apart, &(struct fixture_params){.model_path = models[m], .unfused = true});
+        fixture_open(&once, &(struct fixture_params){
+                                .model_path = models[m], .unfused = true, .at_once = true});
+        assert_null(kva_device_ops(apart.device)->weigh_choose);
+        uint32_t before = fixture_chosen_at_once();
+        for (enum variant v = KIVI; v < VARIANTS; v++) {
+            struct trace want = run_under(&apart, 195, trace_variant(v));
+            struct trace got = run_under(&once, 195, trace_variant(v));
+            trace_expect_same(&got, &want, models[m]);
+        }
+        assert_true(fixture_chosen_at_once() > before);
+        fixture_close(&apart);
+        fixture_close(&once);
+    }
+}
+
 /* What a step gives does not depend on whether others may follow. */
 static void test_policies__the_last_token_is_like_any_other(void **state KVA_UNUSED)
 {
@@ -469,6 +490,7 @@ int main(void)
         cmocka_unit_test(test_policies__rows_by_layer_are_the_rows_of_each_layer),
         cmocka_unit_test(test_policies__fetching_the_difference_is_fetching_all),
         cmocka_unit_test(test_policies__the_fused_operator_changes_nothing),
+        cmocka_unit_test(test_policies__choosing_at_once_changes_nothing),
         cmocka_unit_test(test_policies__more_bits_and_more_rows_are_closer_to_full),
         cmocka_unit_test(test_policies__tiles_say_what_registers_say),
         cmocka_unit_test(test_policies__bytes_told_are_bytes_taken),
