@@ -117,8 +117,15 @@ static bool host_has(const struct kva_scheduler *s, uint64_t bytes)
     return usage->used.host - usage->cached.host + bytes <= usage->budget.host;
 }
 
-/* Whether this step can do any of the choice's prefill; a start of a few tokens is not worth a
- * place among the partial prefills. */
+/* Fewer are not worth a place among the partial prefills; but what prompts that go on leave to those
+ * that wait is, where all of the quota is small. */
+static uint32_t start_tokens_min(const struct kva_scheduler *s, const struct kva_step_plan *plan)
+{
+    return kva_min_u32(s->params.engine->limits.prefill_tokens_min,
+                       plan->prefill_quota / KVA_SHORT_PROMPT_DIVISOR);
+}
+
+/* Whether this step can do any of the choice's prefill. */
 static bool prefill_possible(const struct kva_scheduler *s, struct kva_step_plan *plan,
                              const struct kva_choice *c)
 {
@@ -127,13 +134,11 @@ static bool prefill_possible(const struct kva_scheduler *s, struct kva_step_plan
         return false;
     if (c->prefill_tokens <= left)
         return true;
-    const struct kva_engine_limits *limits = &s->params.engine->limits;
-    uint32_t places = limits->partial_prefills_max;
+    uint32_t places = s->params.engine->limits.partial_prefills_max;
     /* One place is left to others: a long prompt is not preempted out of it. */
     if (c->group->request->tenant != 0 && places > 1 && c->tenant->unfinished >= places - 1)
         return false;
-    if (plan->unfinished >= places ||
-        (left < limits->prefill_tokens_min && left < plan->prefill_quota))
+    if (plan->unfinished >= places || left < start_tokens_min(s, plan))
         plan->places_closed = true;
     return !plan->places_closed;
 }

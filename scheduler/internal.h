@@ -52,6 +52,10 @@ struct kva_group;
 /* Tokens that a slot is worth: two tenants that share one slot take turns of about this many. */
 #define KVA_TENANT_QUANTUM 512u
 
+/* While prompts wait, prefills under way leave them this part of the quota, so that short ones need
+ * not wait for a long one's end. */
+#define KVA_SHORT_PROMPT_DIVISOR 4u
+
 /* Whoever has live choices; remembered for a while after. */
 struct kva_tenant {
     struct kva_id_node id_node;

@@ -4,10 +4,6 @@
 /* While prefill waits, decoding leaves it at least this part of the step. */
 #define PREFILL_FLOOR_DIVISOR 16u
 
-/* While prompts wait, the oldest prefill leaves them this part of the quota, so that short ones
- * need not wait for a long one's end. */
-#define SHORT_PROMPT_DIVISOR 4u
-
 /* When nothing runs and nothing can be admitted, memory may still be on its way back (a copy in
  * flight): look again after this long, and give up on the first choice after that long, unless other
  * instances have memory here, which is recalled from them, or a choice is stranded, which goes on or
@@ -226,7 +222,7 @@ static void plan_prefills(struct kva_scheduler *s, struct kva_step_plan *plan, u
         c->prefill_quota = 0;
         c->tenant->unfinished++;
     }
-    share_quota(s, plan, s->waiting_count > 0 ? quota - quota / SHORT_PROMPT_DIVISOR : quota);
+    share_quota(s, plan, s->waiting_count > 0 ? quota - quota / KVA_SHORT_PROMPT_DIVISOR : quota);
     if (!plan->preempted)
         kva_scheduler_admit_waiting(s, plan, now_ns);
     share_quota(s, plan, quota);

@@ -288,6 +288,37 @@ static void test_admit__short_prompts_pass_long_ones_without_end(void **state KV
     fixture_end(&f);
 }
 
+/* Also where that part of a step is small: while somebody streams, a long prompt leaves room for those
+ * of others to begin. */
+static void test_admit__a_small_step_begins_prompts_beside_a_long_one(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.step_tokens_max = 256; /* prompts have 128 of them, the long one leaves 32 */
+    fixture_begin(&f);
+    struct request_spec spec = tracker_spec(1);
+    spec.output_tokens_max = 500;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    fixture_steps(&f, 2);
+    spec = tracker_spec(2);
+    spec.tenant = 1;
+    spec.prompt_tokens = 6000;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    fixture_steps(&f, 2);
+    for (uint64_t id = 3; id <= 6; id++) {
+        spec = tracker_spec(id);
+        spec.tenant = 2;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+        fixture_step(&f);
+        assert_string_equal(fixture_view(&f, id, 0).state, "prefill");
+        fixture_steps(&f, 2);
+        assert_true(tracker_choice(&f.tracker, id, 0)->tokens > 0);
+        assert_string_equal(fixture_view(&f, 2, 0).state, "prefill");
+    }
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 /* However many long ones their owners have, the short ones of others get in. */
 static void test_admit__many_long_prompts_hide_no_other_tenant(void **state KVA_UNUSED)
 {
@@ -421,6 +452,7 @@ int main(void)
         cmocka_unit_test(test_admit__keeps_a_page_per_running_sequence_free),
         cmocka_unit_test(test_admit__bounds_partial_prefills_and_lets_short_prompts_in),
         cmocka_unit_test(test_admit__short_prompts_pass_long_ones_without_end),
+        cmocka_unit_test(test_admit__a_small_step_begins_prompts_beside_a_long_one),
         cmocka_unit_test(test_admit__many_long_prompts_hide_no_other_tenant),
         cmocka_unit_test(test_admit__a_long_prompt_without_memory_is_not_forgotten),
         cmocka_unit_test(test_admit__ends_what_can_never_be_admitted),
