@@ -121,8 +121,24 @@ static void plan_decodes(struct kva_scheduler *s, struct kva_step_plan *plan, ui
     }
 }
 
+/* What is left of its tenant's share to a prefill; `behind` others, it leaves them a part. */
+static void share_one(struct kva_step_plan *plan, struct kva_choice *c, bool behind)
+{
+    struct kva_tenant *t = c->tenant;
+    uint32_t want = kva_prefill_left(c) - c->prefill_quota;
+    uint32_t kept = behind ? t->prefill_share / KVA_SHORT_PROMPT_DIVISOR : 0;
+    uint32_t more = kva_min_u32(want, t->prefill_share - kept);
+    if (more == 0)
+        return;
+    c->prefill_quota += more;
+    t->prefill_share -= more;
+    plan->prefill_used += more;
+    plan->unfinished -= more == want;
+    t->unfinished -= more == want;
+}
+
 /* Give unfinished prefills up to `limit` tokens in all: to tenants by weight, within one to the
- * oldest first. */
+ * oldest first, each of which leaves a part to those behind it. */
 static void share_quota(struct kva_scheduler *s, struct kva_step_plan *plan, uint32_t limit)
 {
     if (s->prefill_count == 0 || plan->prefill_used >= limit)
@@ -136,16 +152,11 @@ static void share_quota(struct kva_scheduler *s, struct kva_step_plan *plan, uin
     kva_tenants_share(s, limit - plan->prefill_used);
     for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next) {
         struct kva_choice *c = KVA_CONTAINER_OF(at, struct kva_choice, run);
-        uint32_t want = kva_prefill_left(c) - c->prefill_quota;
-        uint32_t more = kva_min_u32(want, c->tenant->prefill_share);
-        if (more == 0)
-            continue;
-        c->prefill_quota += more;
-        c->tenant->prefill_share -= more;
-        plan->prefill_used += more;
-        plan->unfinished -= more == want;
-        c->tenant->unfinished -= more == want;
+        c->tenant->prefill_wanted -= kva_prefill_left(c) - c->prefill_quota;
+        share_one(plan, c, c->tenant->prefill_wanted > 0);
     }
+    for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next)
+        share_one(plan, KVA_CONTAINER_OF(at, struct kva_choice, run), false);
 }
 
 /* Prompt tokens that fit beside decoding rows into the time that a step should take. */

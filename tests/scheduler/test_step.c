@@ -211,6 +211,43 @@ static void test_step__batches_short_prompts(void **state KVA_UNUSED)
     fixture_end(&f);
 }
 
+/* The oldest prompt has three quarters of the step, what is behind it the rest, and each gets on. */
+static void test_step__a_prefill_leaves_a_part_to_those_behind_it(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.limits.partial_prefills_max = 3;
+    fixture_begin(&f);
+    submit_many(&f, 2, 6000, 10);
+    fixture_steps(&f, 2); /* the second one has begun */
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t first = fixture_view(&f, 1, 0).prefilled_tokens;
+        uint32_t second = fixture_view(&f, 2, 0).prefilled_tokens;
+        fixture_step(&f);
+        assert_int_equal(fixture_view(&f, 1, 0).prefilled_tokens, first + 384);
+        assert_int_equal(fixture_view(&f, 2, 0).prefilled_tokens, second + 128);
+    }
+    struct request_spec spec = tracker_spec(3);
+    spec.prompt_tokens = 300;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    uint32_t steps = 0;
+    while (tracker_choice(&f.tracker, 3, 0)->tokens == 0) {
+        uint32_t second = fixture_view(&f, 2, 0).prefilled_tokens;
+        fixture_step(&f);
+        assert_true(fixture_view(&f, 2, 0).prefilled_tokens > second);
+        assert_true(++steps < 10);
+    }
+    assert_string_equal(fixture_view(&f, 2, 0).state, "prefill");
+    /* What nobody behind wants is the oldest one's. */
+    tracker_cancels(&f.tracker, 2, 0, KVA_FINISH_CANCELLED);
+    kva_scheduler_cancel(f.scheduler, 2, 0, KVA_FINISH_CANCELLED);
+    uint32_t first = fixture_view(&f, 1, 0).prefilled_tokens;
+    fixture_step(&f);
+    assert_int_equal(fixture_view(&f, 1, 0).prefilled_tokens, first + 256); /* 3 decodes */
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 static void test_step__preempts_the_last_and_never_the_first(void **state KVA_UNUSED)
 {
     struct fixture f;
@@ -654,6 +691,7 @@ int main(void)
         cmocka_unit_test(test_step__prefill_never_starves_for_the_rhythm),
         cmocka_unit_test(test_step__prefill_goes_on_beside_a_full_batch),
         cmocka_unit_test(test_step__batches_short_prompts),
+        cmocka_unit_test(test_step__a_prefill_leaves_a_part_to_those_behind_it),
         cmocka_unit_test(test_step__preempts_the_last_and_never_the_first),
         cmocka_unit_test(test_step__preempts_an_unfinished_prefill),
         cmocka_unit_test(test_step__ends_a_sequence_that_cannot_grow_alone),
