@@ -137,10 +137,14 @@ struct kva_engine_ops {
     enum kva_status (*resume)(void *self, struct kva_sequence *seq, struct kva_err *err);
 
     /* Device bytes with which the sequence, admitted, goes on as it is: about what resume takes of a
-     * suspended one. It falls where pages are lent, and may exceed the budget of a sequence that is
+     * suspended one if it shares nothing. It falls where pages are lent, and may exceed the budget of a sequence that is
      * longer than the device tier; resume then fails until enough of it is lent. NULL: what it had
      * when it was suspended. */
     uint64_t (*resume_bytes)(void *self, const struct kva_sequence *seq);
+
+    /* Of what the sequence, admitted, has on the device, or takes with resume, what running ones
+     * other than it have too. NULL: nothing is shared. */
+    void (*shared_bytes)(void *self, const struct kva_sequence *seq, struct kva_shared_bytes *ret);
 
     /* Run one step. Each sequence at most once; sum of rows <= step_tokens_max. Fails as a whole
      * only if the device failed (KVA_EDEVICE). */

@@ -211,6 +211,13 @@ static uint64_t engine_resume_bytes(void *self, const struct kva_sequence *seq)
     return kva_kv_seq_resume_bytes(e->kv, &seq->kv);
 }
 
+static void engine_shared_bytes(void *self, const struct kva_sequence *seq,
+                                struct kva_shared_bytes *ret)
+{
+    const struct model_engine *e = self;
+    *ret = kva_kv_seq_shared_bytes(e->kv, &seq->kv);
+}
+
 /* Determinism makes it the same sequence: K and V of a token do not depend on whether it came in a
  * prompt or was decoded. */
 static enum kva_status engine_restart(void *self, struct kva_sequence *seq, struct kva_err *err)
@@ -278,6 +285,7 @@ static const struct kva_engine_ops engine_ops = {
     .suspend = engine_suspend,
     .resume = engine_resume,
     .resume_bytes = engine_resume_bytes,
+    .shared_bytes = engine_shared_bytes,
     .restart = engine_restart,
     .step = kva_model_engine_step,
     .destroy = engine_destroy,

@@ -229,7 +229,8 @@ void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq);
 KVA_MUST_CHECK enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_kv_seq *seq,
                                                  struct kva_err *err);
 
-/* Device bytes with which the sequence goes on as it is, those of lent pages apart. */
+/* Device bytes with which the sequence goes on as it is, those of lent pages apart: with what it
+ * shares with others (kva_kv_seq_shared_bytes). */
 uint64_t kva_kv_seq_resume_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq);
 
 /* K and V of tokens [seq->tokens, tokens) are complete in every layer; `ids` are all of the

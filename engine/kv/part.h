@@ -61,6 +61,11 @@ struct kva_kv_part {
                           const struct kva_kv_extent *extent);
     uint64_t (*shared_bytes)(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page);
+    /* Device bytes of page `index` of a sequence that the part has, or takes when the sequence
+     * resumes, where they are the page's: *ret_users running sequences have them, this one too if
+     * it runs. Else 0. */
+    uint64_t (*page_bytes)(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t index,
+                           uint32_t *ret_users);
 
     /* Memory for `offloaded` pages, and for whole ones up to `end`. False: the tier is full. */
     bool (*alloc)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded, uint32_t end);

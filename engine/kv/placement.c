@@ -92,6 +92,24 @@ uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *
     return bytes;
 }
 
+struct kva_shared_bytes kva_kv_seq_shared_bytes(const struct kva_kv *kv,
+                                                const struct kva_kv_seq *seq)
+{
+    const struct kva_kv_part *const *parts = seq->policy->parts;
+    struct kva_shared_bytes sum = {0};
+    for (uint32_t i = 0; parts[i]; i++) {
+        for (uint32_t page = 0; parts[i]->page_bytes && page < seq->page_count; page++) {
+            uint32_t users = 0;
+            uint64_t bytes = seq->pages[page] ? parts[i]->page_bytes(kv, seq, page, &users) : 0;
+            if (bytes == 0 || users <= seq->resident)
+                continue;
+            sum.bytes += bytes;
+            sum.portion += kva_div_up(bytes, users);
+        }
+    }
+    return sum;
+}
+
 /* --- taking and giving ----------------------------------------------------------------------- */
 
 /* Memory for `offloaded` pages, for whole ones up to `end`, and for the residual stream. */

@@ -24,6 +24,10 @@ uint64_t kva_kv_staged_bytes(const struct kva_kv *kv, const struct kva_kv_spec *
 uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page);
 
+/* Of the sequence's pages, what other running sequences have too. */
+struct kva_shared_bytes kva_kv_seq_shared_bytes(const struct kva_kv *kv,
+                                                const struct kva_kv_seq *seq);
+
 /* Host pages, at most, of the same: of the prompt until it is in, and of what comes behind it as
  * many as are there at once. */
 uint32_t kva_kv_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens);

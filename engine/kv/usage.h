@@ -19,6 +19,13 @@ struct kva_tier_bytes {
     uint64_t host;
 };
 
+/* Device bytes of a sequence's pages that other running sequences have too: neither are they free
+ * when it is suspended, nor does it take them when it resumes. */
+struct kva_shared_bytes {
+    uint64_t bytes;
+    uint64_t portion; /* where each page is divided among all that have it */
+};
+
 /* --- counters -------------------------------------------------------------------------------- */
 
 /* What the cache, a part or a policy counts, for all sequences and for each one. Engine, scheduler

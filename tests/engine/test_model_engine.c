@@ -430,6 +430,85 @@ static void test_model_engine__admission_takes_what_was_announced(void **state K
     fixture_close(&f);
 }
 
+static uint64_t device_in_use(const struct fixture *f)
+{
+    struct kva_engine_usage usage;
+    f->engine->ops->usage(f->engine->self, &usage);
+    return usage.used.device - usage.cached.device;
+}
+
+static struct kva_shared_bytes shared_bytes(const struct fixture *f, const struct kva_sequence *seq)
+{
+    struct kva_shared_bytes shared = {.bytes = UINT64_MAX};
+    f->engine->ops->shared_bytes(f->engine->self, seq, &shared);
+    return shared;
+}
+
+/* What others have of a sequence is neither freed by suspending it nor taken by resuming it. */
+static void test_model_engine__what_is_shared_is_neither_freed_nor_taken(void **state KVA_UNUSED)
+{
+    enum { SEQS = 3, PROMPT = 200 };
+    static const enum variant variants[] = {FULL, KIVI};
+    for (size_t v = 0; v < KVA_COUNT_OF(variants); v++) {
+        struct fixture f;
+        struct kva_err err;
+        uint32_t prompt[PROMPT];
+        const struct kva_sampling_params sampling = trace_sampling();
+        fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .prefix_cache = true});
+        const struct kva_engine_ops *ops = f.engine->ops;
+        void *self = f.engine->self;
+        fixture_prompt(prompt, PROMPT, VOCAB, 8);
+        const struct kva_sequence_params params = {.prompt = prompt,
+                                                   .prompt_tokens = PROMPT,
+                                                   .tokens_max = PROMPT + 10,
+                                                   .sampling = &sampling,
+                                                   .kv = trace_variant(variants[v])};
+        struct kva_sequence *seqs[SEQS];
+        struct kva_sequence_info info[SEQS];
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < SEQS; i++) {
+            seqs[i] = fixture_start(&f, &params);
+            fixture_prefill(&f, seqs[i], PROMPT);
+            assert_true((shared_bytes(&f, seqs[0]).bytes > 0) == (i > 0));
+        }
+        for (uint32_t i = 0; i < SEQS; i++) {
+            const struct kva_shared_bytes shared = shared_bytes(&f, seqs[i]);
+            ops->sequence_info(self, seqs[i], &info[i]);
+            assert_int_equal(ops->resume_bytes(self, seqs[i]), info[i].bytes.device);
+            assert_true(shared.bytes < info[i].bytes.device);
+            assert_in_range(shared.portion, shared.bytes / SEQS, shared.bytes / SEQS + 8);
+            /* KIVI's: a page of the window, and others' copies in few bits. */
+            if (variants[v] == FULL)
+                assert_int_equal(shared.bytes, 3 * LLAMA_PAGE_BYTES);
+            else
+                assert_in_range(shared.bytes, LLAMA_PAGE_BYTES + 1, 2 * LLAMA_PAGE_BYTES);
+            sum += info[i].bytes.device - shared.bytes + shared.portion;
+        }
+        /* The tier gives out chunks that hold several items of other sizes than a page's. */
+        uint64_t slack = variants[v] == FULL ? 3 * 8 : 2 * LLAMA_PAGE_BYTES;
+        assert_in_range(device_in_use(&f), sum - 3 * 8, sum + slack);
+
+        const uint64_t others = shared_bytes(&f, seqs[2]).bytes, before = device_in_use(&f);
+        ops->suspend(self, seqs[2]);
+        assert_int_equal(shared_bytes(&f, seqs[2]).bytes, others);
+        assert_int_equal(ops->resume_bytes(self, seqs[2]), info[2].bytes.device);
+        const uint64_t without = device_in_use(&f);
+        assert_true(before - without <= info[2].bytes.device - others);
+        if (variants[v] == FULL)
+            assert_int_equal(before - without, info[2].bytes.device - others);
+        assert_int_equal(ops->resume(self, seqs[2], &err), KVA_OK);
+        assert_int_equal(device_in_use(&f), before);
+
+        for (uint32_t i = 0; i < SEQS; i++)
+            ops->suspend(self, seqs[i]);
+        assert_int_equal(shared_bytes(&f, seqs[2]).bytes, 0);
+        for (uint32_t i = 0; i < SEQS; i++)
+            ops->destroy(self, seqs[i]);
+        expect_nothing_used(&f);
+        fixture_close(&f);
+    }
+}
+
 static void test_model_engine__prompt_logprobs_are_those_of_decoding(void **state KVA_UNUSED)
 {
     enum { PROMPT = 150 };
@@ -646,6 +725,7 @@ int main(void)
         cmocka_unit_test(test_model_engine__budgets_hold_and_refusals_name_both_numbers),
         cmocka_unit_test(test_model_engine__heads_that_the_device_cannot_take_are_refused),
         cmocka_unit_test(test_model_engine__admission_takes_what_was_announced),
+        cmocka_unit_test(test_model_engine__what_is_shared_is_neither_freed_nor_taken),
         cmocka_unit_test(test_model_engine__prompt_logprobs_are_those_of_decoding),
         cmocka_unit_test(test_model_engine__as_many_fit_as_are_said_to),
         cmocka_unit_test(test_model_engine__steps_allocate_nothing),

@@ -210,6 +210,19 @@ uint64_t kva_copies_shared_bytes(const struct kva_kv *kv, const struct kva_kv_sp
     return nobody || (page && is_shared(page, spec)) ? page_bytes(kv, spec) : 0;
 }
 
+uint64_t kva_copies_page_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
+                               uint32_t index, uint32_t *ret_users)
+{
+    const struct kva_page *page = seq->pages[index];
+    const struct kva_copies *copies = kva_copies_of(seq);
+    if (index >= seq->prepared || !is_shared(page, &seq->spec))
+        return 0;
+    if (index < copies->count && !is_of_page(copies, seq, index))
+        return 0; /* it has made one too */
+    *ret_users = page->low_users;
+    return page_bytes(kv, &seq->spec);
+}
+
 /* Using what others have made. */
 bool kva_copies_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
                       uint32_t end KVA_UNUSED)

@@ -66,8 +66,8 @@ void kva_copies_add_blocks(const struct kva_kv *kv, struct kva_kv_rows *rows, ui
 #define KVA_COPIES_FUNCTIONS                                                                       \
     .init = kva_copies_init, .finish = kva_copies_finish, .reset = kva_copies_reset,               \
     .footprint = kva_copies_footprint, .shared_bytes = kva_copies_shared_bytes,                    \
-    .alloc = kva_copies_alloc, .held = kva_copies_held, .cut = kva_copies_cut,                     \
-    .restore = kva_copies_restore, .prompt_layer = kva_copies_prompt_layer,                        \
+    .page_bytes = kva_copies_page_bytes, .alloc = kva_copies_alloc, .held = kva_copies_held,       \
+    .cut = kva_copies_cut, .restore = kva_copies_restore, .prompt_layer = kva_copies_prompt_layer, \
     .prompt_end = kva_copies_prompt_end, .prepare = kva_copies_prepare,                            \
     .prepared = kva_copies_prepared
 
@@ -78,6 +78,8 @@ uint64_t kva_copies_footprint(const struct kva_kv *kv, const struct kva_kv_spec 
                               const struct kva_kv_extent *extent);
 uint64_t kva_copies_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                                  const struct kva_page *page);
+uint64_t kva_copies_page_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
+                               uint32_t index, uint32_t *ret_users);
 bool kva_copies_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded, uint32_t end);
 uint32_t kva_copies_held(const struct kva_kv_seq *seq);
 void kva_copies_cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t held, bool save);

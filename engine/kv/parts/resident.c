@@ -79,6 +79,15 @@ static uint64_t shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *
     return !page || page->device_users > 0 ? kv->shape.page_bytes : 0;
 }
 
+static uint64_t page_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t index,
+                           uint32_t *ret_users)
+{
+    if (index < seq->offloaded || is_absent(seq, index))
+        return 0;
+    *ret_users = seq->pages[index]->device_users;
+    return kv->shape.page_bytes;
+}
+
 static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
     state_of(seq)->end = 0;
@@ -126,6 +135,7 @@ const struct kva_kv_part kva_kv_part_resident = {
     .state_bytes = sizeof(struct state),
     .footprint = footprint,
     .shared_bytes = shared_bytes,
+    .page_bytes = page_bytes,
     .alloc = alloc,
     .held = held,
     .cut = cut,
