@@ -49,9 +49,21 @@ void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, boo
     s->running_growth_bytes += c->growth_bytes;
 }
 
+struct kva_shared_bytes kva_choice_shared_bytes(const struct kva_scheduler *s,
+                                                const struct kva_choice *c)
+{
+    struct kva_shared_bytes shared = {0};
+    if (s->ops->shared_bytes)
+        s->ops->shared_bytes(s->engine_self, c->seq, &shared);
+    return shared;
+}
+
 uint64_t kva_choice_resume_bytes(const struct kva_scheduler *s, const struct kva_choice *c)
 {
-    return s->ops->resume_bytes ? s->ops->resume_bytes(s->engine_self, c->seq) : c->device_bytes;
+    uint64_t all =
+        s->ops->resume_bytes ? s->ops->resume_bytes(s->engine_self, c->seq) : c->device_bytes;
+    uint64_t shared = kva_choice_shared_bytes(s, c).bytes;
+    return all > shared ? all - shared : 0;
 }
 
 bool kva_choice_outgrew(const struct kva_scheduler *s, const struct kva_choice *c)

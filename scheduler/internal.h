@@ -198,8 +198,11 @@ void kva_choice_suspend(struct kva_scheduler *s, struct kva_choice *c);
 /* A running choice whose sequence is as after suspend (engine.h: parked). */
 void kva_choice_park(struct kva_scheduler *s, struct kva_choice *c);
 
-/* Device bytes with which a suspended choice goes on; whether those of a choice with a sequence are
- * more than the device will ever have. */
+/* Device bytes that a suspended choice takes to go on, less those that others have of them now;
+ * whether all with which a choice that has a sequence goes on is more than the device will ever
+ * have. */
+struct kva_shared_bytes kva_choice_shared_bytes(const struct kva_scheduler *s,
+                                                const struct kva_choice *c);
 uint64_t kva_choice_resume_bytes(const struct kva_scheduler *s, const struct kva_choice *c);
 bool kva_choice_outgrew(const struct kva_scheduler *s, const struct kva_choice *c);
 

@@ -169,6 +169,24 @@ bool kva_tenant_may_take(const struct kva_scheduler *s, const struct kva_tenant 
     return from && s->step_serial >= t->take_step && is_dearer(from, from->running, t);
 }
 
+/* Device bytes that are free when `from` has given up all but `keep` of its slots, about. What its
+ * choices share with one another is, once none of them is left. */
+static uint64_t bytes_given_up(const struct kva_scheduler *s, const struct kva_tenant *from,
+                               uint32_t keep)
+{
+    uint64_t alone = 0, portions = 0;
+    for (uint32_t i = 0; i < from->victims.count; i++) {
+        const struct kva_choice *c =
+            KVA_CONTAINER_OF(from->victims.nodes[i], struct kva_choice, order);
+        struct kva_sequence_info info = {0};
+        struct kva_shared_bytes shared = kva_choice_shared_bytes(s, c);
+        s->ops->sequence_info(s->engine_self, c->seq, &info);
+        alone += info.bytes.device > shared.bytes ? info.bytes.device - shared.bytes : 0;
+        portions += shared.portion;
+    }
+    return keep == 0 ? alone + portions : alone / from->running * (from->running - keep);
+}
+
 /* Device bytes that others would give up for `t`, about. */
 static uint64_t bytes_to_take(const struct kva_scheduler *s, const struct kva_tenant *t)
 {
@@ -178,17 +196,8 @@ static uint64_t bytes_to_take(const struct kva_scheduler *s, const struct kva_te
         uint32_t keep = from->running;
         while (from != t && is_dearer(from, keep, t))
             keep--;
-        if (keep == from->running)
-            continue;
-        uint64_t bytes = 0;
-        for (uint32_t i = 0; i < from->victims.count; i++) {
-            const struct kva_choice *c =
-                KVA_CONTAINER_OF(from->victims.nodes[i], struct kva_choice, order);
-            struct kva_sequence_info info = {0};
-            s->ops->sequence_info(s->engine_self, c->seq, &info);
-            bytes += info.bytes.device;
-        }
-        sum += bytes / from->running * (from->running - keep);
+        if (keep < from->running)
+            sum += bytes_given_up(s, from, keep);
     }
     return sum;
 }

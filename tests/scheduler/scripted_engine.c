@@ -278,6 +278,21 @@ static void scripted_admit_bytes(void *self, const struct kva_sequence *seq,
     }
 }
 
+static void scripted_shared_bytes(void *self, const struct kva_sequence *seq,
+                                  struct kva_shared_bytes *ret)
+{
+    check_thread(self);
+    SCRIPTED_CHECK(seq->state != CREATED, "bytes of a sequence that was not admitted");
+    *ret = (struct kva_shared_bytes){0};
+    for (uint32_t i = 0; i < seq->shared_count; i++) {
+        const struct scripted_page *page = seq->shared[i];
+        if (page->device_refs <= (uint32_t)(seq->state == ON_DEVICE))
+            continue;
+        ret->bytes += page->bytes.device;
+        ret->portion += kva_div_up(page->bytes.device, page->device_refs);
+    }
+}
+
 static uint64_t scripted_growth_bytes(void *self, const struct kva_sequence *seq)
 {
     check_thread(self);
@@ -486,6 +501,7 @@ struct kva_scripted *kva_scripted_create(const struct kva_scripted_params *param
         .suspend = scripted_suspend,
         .resume = scripted_resume,
         .resume_bytes = params->others_pages > 0 ? scripted_resume_bytes : NULL,
+        .shared_bytes = scripted_shared_bytes,
         .restart = scripted_restart,
         .step = scripted_step,
         .destroy = scripted_destroy,

@@ -439,6 +439,37 @@ static void test_admit__suspended_choices_come_before_waiting_ones(void **state 
     fixture_end(&f);
 }
 
+/* What others hold of it costs nothing: a preempted one goes on as soon as there is room for the rest,
+ * while those run that share its beginning. */
+static void test_admit__resuming_takes_nothing_for_what_is_shared(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.limits.budget.device = 120 << 16; /* 70 of them for the beginning, once */
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 5; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.prompt_tokens = 70 * 64 + 1;
+        spec.prefix_tokens = 70 * 64;
+        spec.output_tokens_max = id == 1 ? 1500 : 1000;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+        while (strcmp(fixture_view(&f, id, 0).state, "decode") != 0)
+            fixture_step(&f);
+    }
+    while (fixture_stats(&f).suspended < 2)
+        fixture_step(&f);
+    assert_string_equal(fixture_view(&f, 4, 0).state, "suspended");
+    assert_string_equal(fixture_view(&f, 5, 0).state, "suspended");
+    while (!tracker_choice(&f.tracker, 3, 0)->ended)
+        fixture_step(&f);
+    fixture_steps(&f, 2);
+    assert_string_equal(fixture_view(&f, 1, 0).state, "decode");
+    assert_string_equal(fixture_view(&f, 4, 0).state, "decode");
+    assert_string_equal(fixture_view(&f, 5, 0).state, "decode");
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -457,6 +488,7 @@ int main(void)
         cmocka_unit_test(test_admit__a_long_prompt_without_memory_is_not_forgotten),
         cmocka_unit_test(test_admit__ends_what_can_never_be_admitted),
         cmocka_unit_test(test_admit__suspended_choices_come_before_waiting_ones),
+        cmocka_unit_test(test_admit__resuming_takes_nothing_for_what_is_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -77,8 +77,9 @@ static void run_loaded(uint64_t seed)
         assert_true(stats.finished[KVA_FINISH_DEADLINE] > 10);
         assert_true(stats.finished[KVA_FINISH_CANCELLED] > 100);
         assert_true(stats.prompt_tokens_cached > 0);
-        /* Nobody is forgotten: a full queue of 600 drains in about two minutes. */
-        assert_true(sim.longest_wait_ns < 240 * KVA_NS_PER_S);
+        /* Nobody is forgotten: a full queue of 600 drains in about two minutes, and the last of a
+         * tenant with a small share waits for about three times as long. */
+        assert_true(sim.longest_wait_ns < 400 * KVA_NS_PER_S);
     }
     simulation_end(&sim);
 }

@@ -389,6 +389,40 @@ static void test_tenant__memory_is_shared(void **state KVA_UNUSED)
     finish(&f);
 }
 
+/* What one's choices share is free when none of them is left, and counts once: before that nobody gives
+ * way for nothing, and after that somebody does. */
+static void test_tenant__what_is_shared_is_given_up_once(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.limits.budget.device = 100ull << 16;
+    fixture_begin(&f);
+    for (uint32_t i = 0; i < 8; i++) {
+        struct request_spec spec = endless(1000 + i, 1);
+        spec.prompt_tokens = 60 * 64 + 1;
+        spec.prefix_tokens = 60 * 64;
+        spec.output_tokens_max = 2000;
+        submit(&f, &spec);
+        fixture_steps(&f, 20);
+    }
+    assert_int_equal(running(&f, 1), 8);
+    struct request_spec spec = endless(2000, 2);
+    spec.prompt_tokens = 40 * 64;
+    spec.output_tokens_max = 64;
+    submit(&f, &spec);
+    uint32_t steps = 0, least = 8;
+    while (strcmp(fixture_view(&f, 2000, 0).state, "waiting") == 0) {
+        fixture_step(&f);
+        if (strcmp(fixture_view(&f, 2000, 0).state, "waiting") == 0)
+            least = kva_min_u32(least, running(&f, 1));
+        assert_true(++steps < 300);
+    }
+    assert_true(least >= 5);
+    assert_int_equal(running(&f, 1), 0);
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -403,6 +437,7 @@ int main(void)
         cmocka_unit_test(test_tenant__priorities_order_a_tenants_own),
         cmocka_unit_test(test_tenant__prompts_share_places_and_tokens),
         cmocka_unit_test(test_tenant__memory_is_shared),
+        cmocka_unit_test(test_tenant__what_is_shared_is_given_up_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
