@@ -118,8 +118,10 @@ struct kva_engine_ops {
                              enum kva_tier_id *short_of, struct kva_err *err);
 
     /* What admit would take now, in each tier: memory that other sequences hold already is free of
-     * charge, memory that only the prefix cache holds is not. */
-    void (*admit_bytes)(void *self, const struct kva_sequence *seq, struct kva_tier_bytes *ret);
+     * charge, memory that only the prefix cache holds is not. *ret_cached_tokens as admit would have
+     * it. */
+    void (*admit_bytes)(void *self, const struct kva_sequence *seq, struct kva_tier_bytes *ret,
+                        uint32_t *ret_cached_tokens);
 
     /* Device bytes that the sequence comes to hold more whenever it takes memory to go on decoding:
      * about so much for each running sequence should stay free. A constant of the sequence. */

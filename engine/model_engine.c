@@ -172,10 +172,10 @@ static enum kva_status engine_admit(void *self, struct kva_sequence *seq, uint32
 }
 
 static void engine_admit_bytes(void *self, const struct kva_sequence *seq,
-                               struct kva_tier_bytes *ret)
+                               struct kva_tier_bytes *ret, uint32_t *ret_cached)
 {
     struct model_engine *e = self;
-    *ret = kva_kv_seq_admit_bytes(e->kv, &seq->kv, seq->ids);
+    *ret = kva_kv_seq_admit_bytes(e->kv, &seq->kv, seq->ids, ret_cached);
 }
 
 static uint64_t engine_growth_bytes(void *self, const struct kva_sequence *seq)

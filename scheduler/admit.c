@@ -14,6 +14,10 @@
 #define BYPASS_DEPTH_SHARED         2u
 #define BYPASS_PREFILL_DEPTH_SHARED 16u
 
+/* A prompt that is too long for a step with all that the cache had of it is looked up again after so
+ * many: that takes time with its length. */
+#define LOOK_STEPS 16u
+
 /* What the prefix cache has is given up on demand. */
 static uint64_t device_free(const struct kva_engine_usage *usage)
 {
@@ -125,14 +129,27 @@ static uint32_t start_tokens_min(const struct kva_scheduler *s, const struct kva
                        plan->prefill_quota / KVA_SHORT_PROMPT_DIVISOR);
 }
 
+/* Whether no more than `left` tokens are to be computed of a choice's prefill. */
+static bool fits_whole(const struct kva_scheduler *s, struct kva_choice *c, uint32_t left)
+{
+    if (c->prefill_tokens <= left)
+        return true;
+    if (s->step_serial < c->look_step && c->prefill_tokens - c->found_tokens > left)
+        return false;
+    struct kva_tier_bytes bytes;
+    s->ops->admit_bytes(s->engine_self, c->seq, &bytes, &c->found_tokens);
+    c->look_step = s->step_serial + LOOK_STEPS;
+    return c->prefill_tokens - c->found_tokens <= left;
+}
+
 /* Whether this step can do any of the choice's prefill. */
 static bool prefill_possible(const struct kva_scheduler *s, struct kva_step_plan *plan,
-                             const struct kva_choice *c)
+                             struct kva_choice *c)
 {
     uint32_t left = plan->prefill_quota - plan->prefill_used;
     if (left == 0)
         return false;
-    if (c->prefill_tokens <= left)
+    if (fits_whole(s, c, left))
         return true;
     uint32_t places = s->params.engine->limits.partial_prefills_max;
     /* One place is left to others: a long prompt is not preempted out of it. */
@@ -156,7 +173,8 @@ static bool has_room(const struct kva_scheduler *s, const struct kva_choice *c)
     if (c->bypassed == 0)
         return true;
     struct kva_tier_bytes wanted = {0};
-    s->ops->admit_bytes(s->engine_self, c->seq, &wanted);
+    uint32_t cached;
+    s->ops->admit_bytes(s->engine_self, c->seq, &wanted, &cached);
     return host_has(s, wanted.host) && missing_bytes(s, c, wanted.device) == 0;
 }
 
@@ -169,7 +187,8 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
         return has_room(s, c) ? LATER : UNFIT;
     }
     struct kva_tier_bytes wanted = {0};
-    s->ops->admit_bytes(s->engine_self, c->seq, &wanted);
+    uint32_t cached_tokens = 0;
+    s->ops->admit_bytes(s->engine_self, c->seq, &wanted, &cached_tokens);
     *ret_reason = KVA_WAIT_HOST_BYTES;
     if (!host_has(s, wanted.host))
         return UNFIT; /* and nobody gives way for nothing */
@@ -179,7 +198,6 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
         return UNFIT;
     *ret_reason = KVA_WAIT_DEVICE_BYTES;
     enum kva_tier_id short_of = KVA_TIER_DEVICE;
-    uint32_t cached_tokens = 0;
     enum kva_status status = s->ops->admit(s->engine_self, c->seq, &cached_tokens, &short_of, NULL);
     if (status == KVA_ELIMIT) {
         if (short_of == KVA_TIER_HOST)

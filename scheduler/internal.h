@@ -111,6 +111,8 @@ struct kva_choice {
     int64_t key;
     uint64_t arrival;
     uint32_t cached_tokens;
+    uint32_t found_tokens;  /* WAITING: of its prefill in the cache, when that was looked at last */
+    uint64_t look_step;     /* from when on it is looked at again; 0: it was not */
     uint32_t prefill_done;  /* tokens' worth, cached ones not included */
     uint32_t prefill_quota; /* in the step being planned */
     uint32_t bypassed; /* choices admitted ahead of it while it was the first that did not fit */

@@ -213,10 +213,10 @@ KVA_MUST_CHECK enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv
  * one that is longer than the device. */
 uint64_t kva_kv_seq_prompt_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq);
 
-/* What such an admission would take now: pages that others hold are free of charge, pages that only
- * the cache holds are not. */
+/* What such an admission would take now, and find: pages that others hold are free of charge, pages
+ * that only the cache holds are not. */
 struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
-                                             const uint32_t *prompt);
+                                             const uint32_t *prompt, uint32_t *ret_cached_tokens);
 
 /* Pages and device memory for `tokens` tokens in all; at once where it has them. Fails: KVA_ELIMIT,
  * nothing lost. */

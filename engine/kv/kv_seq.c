@@ -229,7 +229,7 @@ uint64_t kva_kv_seq_prompt_bytes(const struct kva_kv *kv, const struct kva_kv_se
 }
 
 struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
-                                             const uint32_t *prompt)
+                                             const uint32_t *prompt, uint32_t *ret_cached_tokens)
 {
     uint32_t prompt_tokens = seq->prompt_tokens;
     const struct kva_kv_plan plan = {&seq->spec, prompt_tokens, seq->tokens_max, true};
@@ -253,6 +253,7 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
     uint64_t stream = kva_kv_stream_bytes(kv, prompt_tokens - cached * KVA_PAGE_TOKENS);
     bytes.host += stream;
     bytes.device += stream;
+    *ret_cached_tokens = cached * KVA_PAGE_TOKENS;
     return bytes;
 }
 

@@ -412,7 +412,8 @@ static void test_model_engine__admission_takes_what_was_announced(void **state K
         assert_int_equal(ops->check(self, &params, &err), KVA_OK);
         assert_int_equal(ops->create(self, &params, &seqs[i], &err), KVA_OK);
         ops->usage(self, &before);
-        ops->admit_bytes(self, seqs[i], &want);
+        uint32_t found;
+        ops->admit_bytes(self, seqs[i], &want, &found);
         assert_int_equal(ops->admit(self, seqs[i], &cached, NULL, &err), KVA_OK);
         ops->usage(self, &after);
         assert_int_equal(after.used.host - before.used.host, want.host);
@@ -422,6 +423,7 @@ static void test_model_engine__admission_takes_what_was_announced(void **state K
         else
             assert_int_equal(after.used.device - before.used.device, want.device);
         assert_int_equal(cached, i == 0 ? 0 : 128);
+        assert_int_equal(found, cached);
         fixture_prefill(&f, seqs[i], 180);
     }
     for (uint32_t i = 0; i < 6; i++)

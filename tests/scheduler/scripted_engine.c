@@ -263,11 +263,12 @@ static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
 }
 
 static void scripted_admit_bytes(void *self, const struct kva_sequence *seq,
-                                 struct kva_tier_bytes *ret)
+                                 struct kva_tier_bytes *ret, uint32_t *ret_cached_tokens)
 {
     struct kva_scripted *e = self;
     check_thread(e);
     uint32_t hits = find_cached(e, seq);
+    *ret_cached_tokens = hits * e->params.page_tokens;
     *ret = bytes_of(e, seq, admit_pages(e, seq, hits), pages_of(e, seq->params.tokens_max) - hits);
     for (uint32_t i = 0; i < hits; i++) {
         const struct scripted_page *page = scripted_pool_find(&e->pool, seq->page_hashes[i]);

@@ -288,6 +288,50 @@ static void test_admit__short_prompts_pass_long_ones_without_end(void **state KV
     fixture_end(&f);
 }
 
+/* What the cache has of a prompt does not make it long: it takes no place, and needs none. Whether it
+ * is so is seen in time where the cache comes to have it while the prompt waits. */
+static void test_admit__cached_tokens_do_not_make_a_prompt_long(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.limits.partial_prefills_max = 1;
+    fixture_begin(&f);
+    struct request_spec spec = tracker_spec(1);
+    spec.prompt_tokens = 5000;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    fixture_step(&f);
+    for (uint64_t id = 2; id <= 5; id++) {
+        spec = tracker_spec(id);
+        spec.prompt_tokens = 640 + 20;
+        spec.prefix_tokens = 640;
+        spec.prefix_seed = id == 5 ? 1 : 0;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_step(&f);
+    for (uint64_t id = 2; id <= 5; id++)
+        assert_string_equal(fixture_view(&f, id, 0).state, "waiting");
+    while (tracker_choice(&f.tracker, 2, 0)->tokens == 0)
+        fixture_step(&f);
+    /* Another long one has the place now. */
+    spec = tracker_spec(6);
+    spec.prompt_tokens = 8000;
+    spec.priority = -10;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    fixture_steps(&f, 17);
+    assert_string_equal(fixture_view(&f, 6, 0).state, "prefill");
+    spec = tracker_spec(7);
+    spec.prompt_tokens = 640 + 30;
+    spec.prefix_tokens = 640;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    fixture_step(&f);
+    for (uint64_t id = 3; id <= 7; id++)
+        assert_true((tracker_choice(&f.tracker, id, 0)->tokens > 0) == (id != 5 && id != 6));
+    assert_string_equal(fixture_view(&f, 5, 0).state, "waiting");
+    assert_string_equal(fixture_view(&f, 6, 0).state, "prefill");
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 /* Also where that part of a step is small: while somebody streams, a long prompt leaves room for those
  * of others to begin. */
 static void test_admit__a_small_step_begins_prompts_beside_a_long_one(void **state KVA_UNUSED)
@@ -483,6 +527,7 @@ int main(void)
         cmocka_unit_test(test_admit__keeps_a_page_per_running_sequence_free),
         cmocka_unit_test(test_admit__bounds_partial_prefills_and_lets_short_prompts_in),
         cmocka_unit_test(test_admit__short_prompts_pass_long_ones_without_end),
+        cmocka_unit_test(test_admit__cached_tokens_do_not_make_a_prompt_long),
         cmocka_unit_test(test_admit__a_small_step_begins_prompts_beside_a_long_one),
         cmocka_unit_test(test_admit__many_long_prompts_hide_no_other_tenant),
         cmocka_unit_test(test_admit__a_long_prompt_without_memory_is_not_forgotten),
