@@ -76,8 +76,8 @@ struct kva_sequence_params {
 struct kva_sequence_info {
     const char *policy;
     struct kva_tier_bytes bytes;
-    uint32_t cached_tokens;   /* prompt tokens found in the prefix cache at admission */
-    uint64_t kept_tokens;     /* tokens whose K and V are there: all but those dropped for good */
+    uint32_t cached_tokens; /* prompt tokens found in the prefix cache when it was first admitted */
+    uint64_t kept_tokens;   /* tokens whose K and V are there: all but those dropped for good */
     struct kva_counts counts; /* of those that have a field */
 };
 

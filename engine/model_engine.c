@@ -164,6 +164,9 @@ static enum kva_status engine_admit(void *self, struct kva_sequence *seq, uint32
     enum kva_status status = kva_kv_seq_admit(e->kv, &seq->kv, seq->ids, &cached, short_of, err);
     if (status)
         return status;
+    if (!seq->was_admitted)
+        seq->cached_tokens = cached;
+    seq->was_admitted = true;
     seq->prefill_first = cached;
     seq->prefill_position = cached;
     kva_pooling_begin(e, seq);
@@ -238,7 +241,7 @@ static void engine_sequence_info(void *self, const struct kva_sequence *seq,
     *ret = (struct kva_sequence_info){
         .policy = kva_kv_spec_policy_name(&seq->params.kv),
         .bytes = kva_kv_seq_bytes(e->kv, &seq->kv),
-        .cached_tokens = seq->prefill_first,
+        .cached_tokens = seq->cached_tokens,
         .kept_tokens =
             seq->kv.tokens - kva_counts_of(&seq->kv.counts, &kva_kv_counter_evicted_tokens),
         .counts = seq->kv.counts,

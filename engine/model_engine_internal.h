@@ -20,6 +20,8 @@ struct kva_sequence {
 
     /* Prefill: layer-major cursor over these tokens that the prefix cache did not have. */
     uint32_t prefill_first; /* first token to compute */
+    uint32_t cached_tokens; /* as it was when the sequence was first admitted ... */
+    bool was_admitted;      /* ... which it has been */
     uint32_t prefill_layer;
     uint32_t prefill_position;
     uint32_t prefill_reported; /* tokens' worth of progress told to the scheduler */

@@ -214,7 +214,7 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
     if (c->times.admitted_ns == 0)
         c->times.admitted_ns = now_ns;
     c->group->admitted = true;
-    s->stats.prompt_tokens_cached += c->cached_tokens;
+    s->stats.prompt_tokens_cached += c->restarts == 0 ? c->cached_tokens : 0;
     kva_choice_enter_running(s, c, false);
     refresh_usage(s);
 

@@ -170,7 +170,7 @@ struct kva_scheduler_stats {
     uint64_t rejected_queue_time; /* requests that were not admitted in waiting_time_ns */
     uint64_t finished[KVA_FINISH_COUNT];
     uint64_t prompt_tokens_computed;
-    uint64_t prompt_tokens_cached;
+    uint64_t prompt_tokens_cached; /* what a choice finds that is computed again apart */
     uint64_t output_tokens;
     uint64_t steps;
     uint64_t step_rows;                /* sum over steps of decode rows + prefill tokens */

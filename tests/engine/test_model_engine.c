@@ -327,6 +327,40 @@ static void test_model_engine__cached_prefixes_change_nothing_but_the_work(void 
     check_cached_prefixes(NEOX);
 }
 
+/* A sequence that is put back finds its own pages, answer and all: a request is told what it found when
+ * it came. */
+static void test_model_engine__a_restart_finds_nothing_new(void **state KVA_UNUSED)
+{
+    enum { PROMPT = 70, DECODES = 80 };
+    struct fixture f;
+    struct kva_err err;
+    uint32_t prompt[PROMPT], token, cached = 0;
+    const struct kva_sampling_params sampling = fixture_greedy();
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .prefix_cache = true});
+    const struct kva_engine_ops *ops = f.engine->ops;
+    void *self = f.engine->self;
+    fixture_prompt(prompt, PROMPT, VOCAB, 8);
+    for (uint32_t round = 0; round < 2; round++) {
+        const struct kva_sequence_params params = {.prompt = prompt,
+                                                   .prompt_tokens = PROMPT,
+                                                   .tokens_max = PROMPT + DECODES + 10,
+                                                   .sampling = &sampling};
+        struct kva_sequence *seq = fixture_start(&f, &params);
+        struct kva_sequence_info info;
+        fixture_prefill(&f, seq, PROMPT);
+        for (uint32_t i = 0; i < DECODES; i++)
+            fixture_decode(&f, &seq, 1, &token);
+        assert_int_equal(ops->restart(self, seq, &err), KVA_OK);
+        assert_int_equal(ops->admit(self, seq, &cached, NULL, &err), KVA_OK);
+        assert_int_equal(cached, 128);
+        ops->sequence_info(self, seq, &info);
+        assert_int_equal(info.cached_tokens, round == 0 ? 0 : 64);
+        ops->destroy(self, seq);
+    }
+    expect_nothing_used(&f);
+    fixture_close(&f);
+}
+
 static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void **state KVA_UNUSED)
 {
     /* Room for six pages on the device and twenty on the host. A page of the tier holds the
@@ -724,6 +758,7 @@ int main(void)
         cmocka_unit_test(test_model_engine__a_batch_equals_its_members_alone),
         cmocka_unit_test(test_model_engine__a_full_tier_changes_nothing),
         cmocka_unit_test(test_model_engine__cached_prefixes_change_nothing_but_the_work),
+        cmocka_unit_test(test_model_engine__a_restart_finds_nothing_new),
         cmocka_unit_test(test_model_engine__budgets_hold_and_refusals_name_both_numbers),
         cmocka_unit_test(test_model_engine__heads_that_the_device_cannot_take_are_refused),
         cmocka_unit_test(test_model_engine__admission_takes_what_was_announced),

@@ -254,6 +254,8 @@ static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
     seq->own_host_pages = host_pages;
     seq->cached_tokens = hits * e->params.page_tokens;
     seq->prefill_done = seq->cached_tokens;
+    seq->first_cached_tokens = seq->was_admitted ? seq->first_cached_tokens : seq->cached_tokens;
+    seq->was_admitted = true;
     set_state(e, seq, ON_DEVICE);
     e->admitted++;
     e->prefix_lookup_tokens += seq->params.prompt_tokens;
@@ -428,7 +430,7 @@ static void scripted_info(void *self, const struct kva_sequence *seq, struct kva
         .policy = seq->params.kv.policy == KVA_KV_FULL ? "full" : "offload",
         .bytes =
             bytes_of(e, seq, device_pages, admitted ? seq->shared_count + seq->own_host_pages : 0),
-        .cached_tokens = seq->cached_tokens,
+        .cached_tokens = seq->first_cached_tokens,
     };
 }
 

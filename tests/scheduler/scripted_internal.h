@@ -25,6 +25,8 @@ struct kva_sequence {
     bool wants_page;     /* there was no room to grow */
     bool broken;         /* what was lent is to come home, for which there is no room */
     uint32_t cached_tokens;
+    uint32_t first_cached_tokens;
+    bool was_admitted;
     uint32_t prefill_tokens; /* the prompt, and what had come out before a restart */
     uint32_t prefill_done;   /* cached ones included */
     bool lost;

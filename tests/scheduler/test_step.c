@@ -411,6 +411,9 @@ static void test_step__what_is_lost_is_computed_again(void **state KVA_UNUSED)
     assert_int_equal(stats.output_tokens, 90);
     /* A restart's prefill gives a token too, so that fewer are decoded. */
     assert_in_range(stats.restarts, 8, 90 / 7);
+    /* What it finds of itself is nothing that a request was spared. */
+    assert_int_equal(stats.prompt_tokens_cached, 0);
+    assert_true(stats.engine.prefix_hit_tokens > 0);
     assert_int_equal(stats.waiting, 0);
     assert_int_equal(fixture_report(&f).live_sequences, 0);
     fixture_end(&f);
