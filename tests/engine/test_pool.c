@@ -426,6 +426,49 @@ static void test_pool__shared_pages_are_not_written(void **state KVA_UNUSED)
         free(want[i]);
 }
 
+/* Pages that equal the cache's come in their place where those are evicted first, but for those that
+ * slots have been made of. */
+static void test_pool__slots_do_not_come_into_the_cache(void **state KVA_UNUSED)
+{
+    const uint64_t page = LAYERS * kva_kv_block_bytes(2, 16);
+    struct fixture_params params = on(0);
+    struct long_run full = {.prompt_tokens = 200, .outputs = 30, .seed = 4};
+    struct long_run slots = full;
+    struct fixture f;
+    struct told told = {0};
+    full.kv = trace_variant(FULL);
+    slots.kv = limited(SLOTS, KVA_VICTIM_COUNTER);
+    slots.outputs = 250;
+    struct told *want = tell_alone(&params, &full);
+    params.prefix_cache = true;
+    params.host_bytes = 36 * page;
+    fixture_open(&f, &params);
+    struct kva_sequence *first = start(&f, &full), *second = start(&f, &slots);
+    fixture_prefill(&f, first, LENGTH_MAX);
+    fixture_prefill(&f, second, LENGTH_MAX);
+    for (uint32_t t = 1; t < slots.outputs; t++)
+        assert_true(step(&f, second, 0, &told, t));
+    tell_info(&f, second, &told);
+    assert_int_equal(told.cached, 0);
+    assert_true(told.victims > 0);
+    f.engine->ops->destroy(f.engine->self, first);
+    /* Others take all that there is, and what the first one left is evicted. */
+    for (uint64_t seed = 100; seed < 104; seed++) {
+        struct long_run other = full;
+        other.prompt_tokens = 600;
+        other.seed = seed;
+        free(tell(&f, &other));
+    }
+    f.engine->ops->destroy(f.engine->self, second);
+    struct told *again = tell(&f, &full);
+    assert_int_equal(again->cached, 64);
+    expect_same(again, want, "after slots");
+    expect_all_given_back(&f);
+    fixture_close(&f);
+    free(want);
+    free(again);
+}
+
 /* Host memory does not grow with the answer: in a tier that has no room for more. */
 static void test_pool__host_memory_is_bounded(void **state KVA_UNUSED)
 {
@@ -493,6 +536,7 @@ int main(void)
         cmocka_unit_test(test_pool__victims),
         cmocka_unit_test(test_pool__chunks_suspension_and_delays),
         cmocka_unit_test(test_pool__shared_pages_are_not_written),
+        cmocka_unit_test(test_pool__slots_do_not_come_into_the_cache),
         cmocka_unit_test(test_pool__host_memory_is_bounded),
         cmocka_unit_test(test_pool__what_comes_before_it_begins_is_promised),
     };

@@ -189,6 +189,7 @@ static void own_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
         struct kva_page *page = seq->pages[kva_kv_pool_source(seq, i)];
         const bool alone = i > 0 && page->refs == 1 && !page->cached; /* the first one stays */
         if (alone && kva_page_pool_hold(kv->pages, page)) {
+            kva_page_pool_disown(page);
             s->pages[i] = page;
         } else {
             s->pages[i] = kva_page_pool_take(kv->pages);

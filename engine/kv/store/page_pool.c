@@ -117,6 +117,41 @@ void kva_page_pool_unpromise(struct kva_page_pool *pool, uint32_t count)
     pool->promised -= count;
 }
 
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0xFF51AFD7ED558CCDull;
+    return hash ^ (hash >> 32);
+}
+
+static uint64_t page_hash(const struct kva_page_pool *pool, uint64_t parent_uid,
+                          const uint64_t scope[2], const uint32_t *tokens)
+{
+    uint64_t hash = mix(mix(mix(pool->hash_seed, parent_uid), scope[0]), scope[1]);
+    for (uint32_t i = 0; i < KVA_PAGE_TOKENS; i += 2)
+        hash = mix(hash, tokens[i] | (uint64_t)tokens[i + 1] << 32);
+    return hash;
+}
+
+static struct kva_page *find(struct kva_page_pool *pool, uint64_t parent_uid,
+                             const uint64_t scope[2], const uint32_t *tokens, uint64_t hash)
+{
+    for (struct kva_page *page = pool->buckets[hash & pool->bucket_mask]; page;
+         page = page->hash_next) {
+        if (page->hash == hash && page->parent_uid == parent_uid && page->scope[0] == scope[0] &&
+            page->scope[1] == scope[1] && memcmp(page->tokens, tokens, sizeof(page->tokens)) == 0)
+            return page;
+    }
+    return NULL;
+}
+
+static void table_insert(struct kva_page_pool *pool, struct kva_page *page)
+{
+    struct kva_page **bucket = &pool->buckets[page->hash & pool->bucket_mask];
+    page->hash_next = *bucket;
+    *bucket = page;
+    page->cached = true;
+}
+
 static void table_remove(struct kva_page_pool *pool, struct kva_page *page)
 {
     struct kva_page **link = &pool->buckets[page->hash & pool->bucket_mask];
@@ -172,6 +207,10 @@ void kva_page_pool_release(struct kva_page_pool *pool, struct kva_page *page)
 {
     if (--page->refs > 0)
         return;
+    /* The equal page that was there before it may be evicted by now; what continues both is not. */
+    if (page->chained && !page->cached &&
+        !find(pool, page->parent_uid, page->scope, page->tokens, page->hash))
+        table_insert(pool, page);
     if (page->cached) {
         list_append(&pool->lru, page);
         return;
@@ -180,31 +219,9 @@ void kva_page_pool_release(struct kva_page_pool *pool, struct kva_page *page)
     list_append(&pool->free_list, page);
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value)
+void kva_page_pool_disown(struct kva_page *page)
 {
-    hash = (hash ^ value) * 0xFF51AFD7ED558CCDull;
-    return hash ^ (hash >> 32);
-}
-
-static uint64_t page_hash(const struct kva_page_pool *pool, uint64_t parent_uid,
-                          const uint64_t scope[2], const uint32_t *tokens)
-{
-    uint64_t hash = mix(mix(mix(pool->hash_seed, parent_uid), scope[0]), scope[1]);
-    for (uint32_t i = 0; i < KVA_PAGE_TOKENS; i += 2)
-        hash = mix(hash, tokens[i] | (uint64_t)tokens[i + 1] << 32);
-    return hash;
-}
-
-static struct kva_page *find(struct kva_page_pool *pool, uint64_t parent_uid,
-                             const uint64_t scope[2], const uint32_t *tokens, uint64_t hash)
-{
-    for (struct kva_page *page = pool->buckets[hash & pool->bucket_mask]; page;
-         page = page->hash_next) {
-        if (page->hash == hash && page->parent_uid == parent_uid && page->scope[0] == scope[0] &&
-            page->scope[1] == scope[1] && memcmp(page->tokens, tokens, sizeof(page->tokens)) == 0)
-            return page;
-    }
-    return NULL;
+    page->chained = false;
 }
 
 struct kva_page *kva_page_pool_find(struct kva_page_pool *pool, const struct kva_page *parent,
@@ -234,10 +251,7 @@ void kva_page_pool_close(struct kva_page_pool *pool, struct kva_page *page,
         page->uid = equal->uid;
         return;
     }
-    struct kva_page **bucket = &pool->buckets[page->hash & pool->bucket_mask];
-    page->hash_next = *bucket;
-    *bucket = page;
-    page->cached = true;
+    table_insert(pool, page);
 }
 
 uint32_t kva_page_pool_total(const struct kva_page_pool *pool)

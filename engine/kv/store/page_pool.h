@@ -39,7 +39,7 @@ struct kva_page {
     bool on_host; /* the host has all of it (or the copy is queued) */
     bool cached;  /* in the prefix table */
     bool chained; /* its uid names an entry of the prefix table: this page, or an equal one that was
-                     there before */
+                     there before, in whose place it comes if that is evicted first */
 
     /* Identity in the prefix cache. */
     uint64_t
@@ -89,8 +89,13 @@ struct kva_page *kva_page_pool_take(struct kva_page_pool *pool);
  * would break promises. */
 bool kva_page_pool_hold(struct kva_page_pool *pool, struct kva_page *page);
 
-/* Let go. The last one out leaves a cached page to the cache and frees any other. */
+/* Let go. The last one out leaves a cached page to the cache, and one that was equal to a page that is
+ * not there any more; it frees any other. */
 void kva_page_pool_release(struct kva_page_pool *pool, struct kva_page *page);
+
+/* A page that its only holder has to itself, and that is not cached, is about to be written anew: it
+ * comes into the cache no more. */
+void kva_page_pool_disown(struct kva_page *page);
 
 /* The cached page that continues `parent` (NULL: starts a sequence of `scope`) with these tokens,
  * or NULL. */

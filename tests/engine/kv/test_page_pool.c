@@ -123,6 +123,42 @@ static void test_page_pool__equal_pages_continue_one_chain(void **state KVA_UNUS
     close_pool(&f);
 }
 
+/* Of two equal pages the one that was cached is evicted while somebody holds the other: the chain goes
+ * on from that one. */
+static void test_page_pool__an_equal_page_comes_in_its_place(void **state KVA_UNUSED)
+{
+    struct pool_fixture f;
+    open_pool(&f);
+    uint32_t first[KVA_PAGE_TOKENS], second[KVA_PAGE_TOKENS];
+    fill_tokens(first, 100);
+    fill_tokens(second, 500);
+    struct kva_page *a = take_closed(&f, NULL, 100);
+    struct kva_page *twin = take_closed(&f, NULL, 100);
+    struct kva_page *third = take_closed(&f, NULL, 100);
+    struct kva_page *written = take_closed(&f, NULL, 100);
+    struct kva_page *next = take_closed(&f, twin, 500);
+    kva_page_pool_release(f.pool, a);
+    struct kva_page *others[PAGES - 4];
+    for (uint32_t i = 0; i < PAGES - 4; i++)
+        others[i] = take(&f);
+    assert_ptr_equal(others[PAGES - 5], a);
+    assert_null(kva_page_pool_find(f.pool, NULL, scope_a, first));
+    /* Not by one whose tokens are others by now. */
+    kva_page_pool_disown(written);
+    kva_page_pool_release(f.pool, written);
+    assert_null(kva_page_pool_find(f.pool, NULL, scope_a, first));
+    kva_page_pool_release(f.pool, next);
+    kva_page_pool_release(f.pool, twin);
+    assert_ptr_equal(kva_page_pool_find(f.pool, NULL, scope_a, first), twin);
+    assert_ptr_equal(kva_page_pool_find(f.pool, twin, scope_a, second), next);
+    assert_int_equal(kva_page_pool_evictable(f.pool), 2);
+    /* Once is enough. */
+    kva_page_pool_release(f.pool, third);
+    assert_ptr_equal(kva_page_pool_find(f.pool, NULL, scope_a, first), twin);
+    assert_int_equal(kva_page_pool_evictable(f.pool), 2);
+    close_pool(&f);
+}
+
 static void test_page_pool__evicts_the_longest_unused_and_only_when_needed(void **state KVA_UNUSED)
 {
     struct pool_fixture f;
@@ -169,6 +205,7 @@ int main(void)
         cmocka_unit_test(test_page_pool__promises_are_kept),
         cmocka_unit_test(test_page_pool__finds_by_parent_tokens_and_scope),
         cmocka_unit_test(test_page_pool__equal_pages_continue_one_chain),
+        cmocka_unit_test(test_page_pool__an_equal_page_comes_in_its_place),
         cmocka_unit_test(test_page_pool__evicts_the_longest_unused_and_only_when_needed),
         cmocka_unit_test(test_page_pool__holding_never_breaks_a_promise),
     };
