@@ -113,6 +113,7 @@ static void start_drain(struct kva_server *server)
     server->drain_deadline_ns = kva_time_ns() + server->params.drain_timeout_ns;
     if (server->has_backend)
         kva_service_drain(server->backend.service);
+    kva_http_drain(server->http);
     kva_log(KVA_LOG_INFO, "draining: %u requests are running, new ones are refused",
             server->call_count);
 }

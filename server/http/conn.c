@@ -9,6 +9,7 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -108,6 +109,17 @@ static void linger(struct kva_conn *conn)
     arm(conn, LINGER_SILENT_NS);
 }
 
+/* A connection without an answer yet is new: its client would take the end for a failure, where that
+ * of a kept one only means that it is asked for anew. What the socket has is a request, too. */
+void kva_conn_retire(struct kva_conn *conn)
+{
+    int ahead = 0;
+    if (conn->http->draining && conn->phase == CONN_WAITING && conn->answered &&
+        evbuffer_get_length(bufferevent_get_input(conn->bev)) == 0 &&
+        ioctl(bufferevent_getfd(conn->bev), FIONREAD, &ahead) == 0 && ahead == 0)
+        linger(conn);
+}
+
 /* --- one request after another --------------------------------------------------------------- */
 
 static void start_serving(struct kva_conn *conn)
@@ -180,6 +192,7 @@ static bool message_complete(struct kva_conn *conn)
     if (conn->phase == CONN_DISCARDING) {
         conn->phase = CONN_WAITING;
         arm(conn, http->params.idle_timeout_ns);
+        kva_conn_retire(conn);
         return true;
     }
     start_serving(conn);
@@ -268,6 +281,7 @@ static void next_request(struct kva_conn *conn)
     kva_exchange_finish(conn->exchange);
     if (conn->phase == CONN_DEAD)
         return;
+    conn->answered = true;
     if (conn->close_after) {
         linger(conn);
         return;
@@ -277,6 +291,7 @@ static void next_request(struct kva_conn *conn)
     kva_conn_wait(conn);
     arm(conn, more ? conn->http->params.head_timeout_ns : conn->http->params.idle_timeout_ns);
     parse_input(conn);
+    kva_conn_retire(conn); /* its answer's head may have left before a drain began */
 }
 
 void kva_conn_replied(struct kva_conn *conn)

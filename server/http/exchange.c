@@ -307,7 +307,7 @@ static const char *date_field(void)
     return text;
 }
 
-/* A long body that is not read is the end of the connection. */
+/* A long body that is not read is the end of the connection, and so is a drain. */
 static void put_head(struct kva_exchange *exchange, int code, struct kva_buf *out)
 {
     struct kva_conn *conn = exchange->conn;
@@ -315,6 +315,7 @@ static void put_head(struct kva_exchange *exchange, int code, struct kva_buf *ou
     if (conn->phase == CONN_BODY &&
         (head->chunked || head->expects_continue || head->content_length > KVA_HTTP_DISCARD_MAX))
         conn->close_after = true;
+    conn->close_after = conn->close_after || exchange->http->draining;
     kva_buf_printf(out, "HTTP/1.1 %d %s\r\n%s", code, reason_of(code), date_field());
     if (exchange->fields.data)
         kva_buf_append(out, exchange->fields.data, exchange->fields.length);

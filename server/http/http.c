@@ -147,6 +147,13 @@ void kva_http_destroy(struct kva_http *http)
     free(http);
 }
 
+void kva_http_drain(struct kva_http *http)
+{
+    http->draining = true;
+    for (struct kva_list *at = http->conns.next; at != &http->conns; at = at->next)
+        kva_conn_retire(KVA_CONTAINER_OF(at, struct kva_conn, link));
+}
+
 uint16_t kva_http_port(const struct kva_http *http)
 {
     return http->port;

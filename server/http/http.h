@@ -74,6 +74,10 @@ void kva_http_destroy(struct kva_http *http);
 uint16_t kva_http_port(const struct kva_http *http);
 uint16_t kva_http_admin_port(const struct kva_http *http);
 
+/* From now on every answer is the last of its connection, and connections that have had one and wait
+ * for another request close. New ones are accepted as before. */
+void kva_http_drain(struct kva_http *http);
+
 /* Whether anybody but this machine can connect (the admin listener left aside). */
 bool kva_http_is_public(const struct kva_http *http);
 

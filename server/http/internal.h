@@ -44,6 +44,7 @@ struct kva_http {
     uint16_t port;
     uint16_t admin_port;
     bool is_public;
+    bool draining; /* every answer is the last of its connection */
 };
 
 /*              a byte                head complete          body complete
@@ -83,6 +84,7 @@ struct kva_conn {
     bool tls;
     bool admin;
     bool reserve;
+    bool answered;    /* at least one request */
     bool close_after; /* the answer that is leaving is the last */
     bool finishing;   /* `later` is to look whether the answer has left */
     bool parsing;     /* input is being parsed: no second time from within */
@@ -120,6 +122,8 @@ void kva_conn_destroy(struct kva_conn *conn);
 bool kva_conn_write(struct kva_conn *conn, const struct iovec *parts, uint32_t count);
 /* The exchange's answer is complete: go on when it has left. */
 void kva_conn_replied(struct kva_conn *conn);
+/* In a drain: close it if it waits for another request, of which nothing has come. */
+void kva_conn_retire(struct kva_conn *conn);
 /* Answer what is not a request, or must not go on, and close behind it. */
 void kva_conn_refuse(struct kva_conn *conn, enum kva_status status, const struct kva_err *err);
 

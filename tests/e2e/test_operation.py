@@ -109,13 +109,14 @@ def test_sigterm__running_streams_finish_and_new_work_is_refused(servers):
         next(frames)
         own.process.send_signal(signal.SIGTERM)
         wait_until("it drains", lambda: "new ones are refused" in own.log())
-        own.send(kept, "GET", "/ready")
-        answer = kept.getresponse()
-        assert answer.status == 503 and answer.getheader("Retry-After") and answer.read()
-        own.send(kept, "POST", COMPLETIONS, SMALL)
-        answer = kept.getresponse()
-        assert answer.status == 503 and answer.getheader("Retry-After")
-        assert "shutting down" in json.loads(answer.read())["error"]["message"]
+        assert kept.sock.recv(1) == b"", "an idle connection ends"
+        for method, path, body in (("GET", "/ready", None), ("POST", COMPLETIONS, SMALL)):
+            fresh = own.http()
+            own.send(fresh, method, path, body)
+            answer = fresh.getresponse()
+            assert answer.status == 503 and answer.getheader("Retry-After")
+            assert answer.getheader("Connection") == "close"
+            assert "shutting down" in answer.read().decode()
         ids: dict[int, list[int]] = {i: [] for i in range(2)}
         for frame in frames:
             choice = frame["choices"][0]

@@ -260,6 +260,69 @@ static void end_beside(void *opaque)
 static const struct kva_service_beside beside = {
     .between_steps = between_steps, .leave = leave, .end = end_beside};
 
+/* Status of the answer to a GET; whether the connection ends behind it. */
+static int ask(int fd, const char *rest, bool *ret_ends)
+{
+    struct reply reply;
+    client_puts(fd, rest);
+    client_read(fd, false, &reply);
+    const char *connection = reply_header(&reply, "Connection");
+    int status = reply.status;
+    *ret_ends = connection && strcmp(connection, "close") == 0;
+    reply_finish(&reply);
+    return status;
+}
+
+static bool has_ended(int fd)
+{
+    char byte;
+    return recv(fd, &byte, 1, 0) == 0;
+}
+
+/* A client that keeps its connections would be cut on one of them when the process ends. */
+static void test_serving__12_drain_keeps_no_connection(void **state)
+{
+    (void)state;
+    static const char get[] = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    static const char post[] =
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 44\r\n\r\n{\"prompt\":\"x\",\"max_tokens\":99,\"stream\":true}";
+    struct reply reply;
+    bool ends = true;
+    fixture_init(&f);
+    f.beside = &beside;
+    f.engine.sleep_ns = 2 * KVA_NS_PER_MS;
+    f.engine.next_token = endless;
+    atomic_store(&needed, true); /* it stays until the test has seen all */
+    fixture_start(&f);
+    int idle = client_connect(f.port), begun = client_connect(f.port);
+    int fresh = client_connect(f.port), streamed = client_connect(f.port);
+    assert_true(ask(idle, get, &ends) == 200 && !ends);
+    assert_true(ask(begun, get, &ends) == 200 && !ends);
+    client_puts(begun, "GET /hea");
+    client_puts(streamed, post);
+    wait_metric("kvahead_generation_tokens_total", NULL, 4);
+    kva_server_drain(f.server);
+    for (int i = 0; i < 2000 && get_status("/ready") != 503; i++)
+        usleep(1000);
+    assert_true(has_ended(idle));
+    assert_true(ask(begun, get + strlen("GET /hea"), &ends) == 200 && ends && has_ended(begun));
+    assert_true(ask(fresh, get, &ends) == 200 && ends && has_ended(fresh));
+    /* Its head has left before. */
+    client_read(streamed, false, &reply);
+    assert_null(reply_header(&reply, "Connection"));
+    assert_non_null(strstr(reply.body, "data: [DONE]"));
+    reply_finish(&reply);
+    assert_true(has_ended(streamed));
+    atomic_store(&needed, false);
+    assert_int_equal(fixture_join(&f), KVA_OK);
+    fixture_stop(&f);
+    close(idle);
+    close(begun);
+    close(fresh);
+    close(streamed);
+}
+
 static void test_serving__12_drain_waits_for_others_of_a_cluster(void **state)
 {
     (void)state;
@@ -414,6 +477,7 @@ int main(void)
         cmocka_unit_test(test_serving__12_failed_loading_is_told),
         cmocka_unit_test(test_serving__12_drain_ends_streams_and_refuses_new_work),
         cmocka_unit_test(test_serving__12_drain_has_a_bound),
+        cmocka_unit_test(test_serving__12_drain_keeps_no_connection),
         cmocka_unit_test(test_serving__12_drain_waits_for_others_of_a_cluster),
         cmocka_unit_test(test_serving__12_others_of_a_cluster_have_a_bound),
         cmocka_unit_test(test_serving__12_second_signal_ends_at_once),
