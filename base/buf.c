@@ -123,7 +123,21 @@ static void put_escape(struct kva_buf *buf, unsigned char c)
     }
 }
 
-void kva_buf_json_string(struct kva_buf *buf, const char *text, size_t length)
+/* Whether a well-formed sequence is a line's end for str.splitlines() of Python and its like: U+0085,
+ * U+2028 and U+2029. */
+static bool ends_line(const char *text, int size)
+{
+    if (size == 2)
+        return memcmp(text, "\xC2\x85", 2) == 0;
+    return size == 3 && memcmp(text, "\xE2\x80", 2) == 0 && ((unsigned char)text[2] & 0xFE) == 0xA8;
+}
+
+static void put_code(struct kva_buf *buf, const char *text, int size)
+{
+    kva_buf_printf(buf, "\\u%04x", kva_utf8_decode(text, size));
+}
+
+static void put_string(struct kva_buf *buf, const char *text, size_t length, bool plain)
 {
     if (!kva_buf_reserve(buf, length + 2))
         return;
@@ -138,7 +152,7 @@ void kva_buf_json_string(struct kva_buf *buf, const char *text, size_t length)
         }
         size_t bad = length - at;
         int size = c < 0x80 ? 0 : kva_utf8_sequence(text + at, length - at, &bad);
-        if (size > 0) {
+        if (size > 0 && (plain || !ends_line(text + at, size))) {
             at += (size_t)size;
             continue;
         }
@@ -146,6 +160,9 @@ void kva_buf_json_string(struct kva_buf *buf, const char *text, size_t length)
         if (c < 0x80) {
             put_escape(buf, c);
             at++;
+        } else if (size > 0) {
+            put_code(buf, text + at, size);
+            at += (size_t)size;
         } else {
             kva_buf_append(buf, "\xEF\xBF\xBD", 3);
             at += bad;
@@ -154,6 +171,32 @@ void kva_buf_json_string(struct kva_buf *buf, const char *text, size_t length)
     }
     kva_buf_append(buf, text + start, length - start);
     kva_buf_putc(buf, '"');
+}
+
+void kva_buf_json_string(struct kva_buf *buf, const char *text, size_t length)
+{
+    put_string(buf, text, length, false);
+}
+
+void kva_buf_json_string_plain(struct kva_buf *buf, const char *text, size_t length)
+{
+    put_string(buf, text, length, true);
+}
+
+void kva_buf_json_line(struct kva_buf *buf, const char *text, size_t length)
+{
+    size_t start = 0, at = 0;
+    while (at < length) {
+        int size = kva_utf8_sequence(text + at, length - at, NULL);
+        size_t next = at + (size > 0 ? (size_t)size : 1);
+        if (size > 1 && ends_line(text + at, size)) {
+            kva_buf_append(buf, text + start, at - start);
+            put_code(buf, text + at, size);
+            start = next;
+        }
+        at = next;
+    }
+    kva_buf_append(buf, text + start, length - start);
 }
 
 char *kva_buf_take(struct kva_buf *buf, size_t *ret_length)

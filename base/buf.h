@@ -35,8 +35,16 @@ void kva_buf_putc(struct kva_buf *buf, char c);
 void kva_buf_printf(struct kva_buf *buf, const char *format, ...) KVA_PRINTF(2, 3);
 
 /* Append `length` bytes as a quoted JSON string. Invalid UTF-8 becomes U+FFFD, one per maximal bad
- * sequence; control characters, quote and backslash are escaped; '/' and non-ASCII are not. */
+ * sequence; control characters, quote and backslash are escaped, and so are U+0085, U+2028 and U+2029,
+ * at which some readers of lines end theirs; '/' and other non-ASCII are not. */
 void kva_buf_json_string(struct kva_buf *buf, const char *text, size_t length);
+
+/* The same without escapes beyond ASCII, as Python's json.dumps(ensure_ascii=False) has it, which is
+ * what models have seen. */
+void kva_buf_json_string_plain(struct kva_buf *buf, const char *text, size_t length);
+
+/* Append a JSON text of valid UTF-8, with U+0085, U+2028 and U+2029 in its strings escaped. */
+void kva_buf_json_line(struct kva_buf *buf, const char *text, size_t length);
 
 /* Take the bytes; the caller frees them. NULL if nothing was appended or the buffer failed. */
 char *kva_buf_take(struct kva_buf *buf, size_t *ret_length);

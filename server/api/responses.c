@@ -281,7 +281,10 @@ static void put_member(struct kva_buf *out, const cJSON *body, const char *name,
     const cJSON *value = get(body, name);
     char *text = value ? cJSON_PrintUnformatted(value) : NULL;
     kva_buf_printf(out, ",\"%s\":", name);
-    kva_buf_puts(out, text ? text : fallback);
+    if (text)
+        kva_buf_json_line(out, text, strlen(text));
+    else
+        kva_buf_puts(out, fallback);
     out->failed = out->failed || (value && !text);
     free(text);
 }

@@ -37,6 +37,37 @@ static void test_buf__json_string_replaces_bad_utf8(void **state KVA_UNUSED)
     check_json("\xF0\x9F\x98x", 4, "\"\xEF\xBF\xBDx\"");
 }
 
+/* As text they are within a line of JSON; some readers would end it there. */
+static void test_buf__json_string_escapes_line_ends(void **state KVA_UNUSED)
+{
+    check_json("a\xC2\x85z", 4, "\"a\\u0085z\"");
+    check_json("\xE2\x80\xA8\xE2\x80\xA9", 6, "\"\\u2028\\u2029\"");
+    check_json("\xE2\x80\xA7\xE2\x80\xAA\xC2\x84\xC2\x86", 10,
+               "\"\xE2\x80\xA7\xE2\x80\xAA\xC2\x84\xC2\x86\"");
+    check_json("\xE3\x80\xA8\xE2\x81\xA8\xC3\x85", 8, "\"\xE3\x80\xA8\xE2\x81\xA8\xC3\x85\"");
+    check_json("\xE2\x80", 2, "\"\xEF\xBF\xBD\"");
+    check_json("\xC2", 1, "\"\xEF\xBF\xBD\"");
+}
+
+static void test_buf__json_string_plain_leaves_line_ends(void **state KVA_UNUSED)
+{
+    struct kva_buf buf;
+    kva_buf_init(&buf, 4096);
+    kva_buf_json_string_plain(&buf, "\xC2\x85\n\xE2\x80\xA8\xFF", 7);
+    assert_string_equal(buf.data, "\"\xC2\x85\\n\xE2\x80\xA8\xEF\xBF\xBD\"");
+    kva_buf_finish(&buf);
+}
+
+static void test_buf__json_line_escapes_line_ends(void **state KVA_UNUSED)
+{
+    static const char text[] = "{\"a\\n\":\"\xC2\x85\xE2\x80\xA7\xE2\x80\xA9\"}";
+    struct kva_buf buf;
+    kva_buf_init(&buf, 4096);
+    kva_buf_json_line(&buf, text, sizeof(text) - 1);
+    assert_string_equal(buf.data, "{\"a\\n\":\"\\u0085\xE2\x80\xA7\\u2029\"}");
+    kva_buf_finish(&buf);
+}
+
 static void test_buf__maximum_is_sticky(void **state KVA_UNUSED)
 {
     struct kva_buf buf;
@@ -73,6 +104,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_buf__json_string_escapes),
         cmocka_unit_test(test_buf__json_string_replaces_bad_utf8),
+        cmocka_unit_test(test_buf__json_string_escapes_line_ends),
+        cmocka_unit_test(test_buf__json_string_plain_leaves_line_ends),
+        cmocka_unit_test(test_buf__json_line_escapes_line_ends),
         cmocka_unit_test(test_buf__maximum_is_sticky),
         cmocka_unit_test(test_buf__printf_longer_than_its_scratch),
     };

@@ -179,6 +179,17 @@ def test_json__every_character_survives(server):
         assert reply.json()["choices"][0]["text"] == text
 
 
+def test_json__a_frame_is_one_line_of_str_splitlines(server):
+    """As httpx's iter_lines() and most homemade readers of streams have lines."""
+    text = "one\x85two\u2028three\u2029four"
+    body = {"prompt": text, "echo": True, "max_tokens": 1, "stream": True}
+    events = server.post(COMPLETIONS, body).body.decode()
+    lines = events.splitlines()
+    assert lines == events.split("\n")[:-1]
+    frame = json.loads(lines[0].removeprefix("data: "))
+    assert frame["choices"][0]["text"] == text
+
+
 # --- headers, bodies, methods
 
 

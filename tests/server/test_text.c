@@ -248,6 +248,44 @@ static void test_serving__chat_frames_are_as_published(void **state)
     reply_finish(&reply);
 }
 
+/* Python's str.splitlines(), and httpx's iter_lines() with it, ends lines at these too. */
+static void test_serving__a_frame_is_one_line_for_every_reader(void **state)
+{
+    (void)state;
+    static const char *const ends[] = {"\xC2\x85", "\xE2\x80\xA8", "\xE2\x80\xA9"};
+    static const char *const escapes[] = {"\\u0085", "\\u2028", "\\u2029"};
+#define ODD                                                                                        \
+    "a\xC2\x85"                                                                                    \
+    "b\xE2\x80\xA8"                                                                                \
+    "c\xE2\x80\xA9"                                                                                \
+    "d"
+    static const char *const requests[][2] = {
+        {"/v1/completions",
+         "{\"prompt\":\"" ODD "\",\"echo\":true,\"stream\":true,\"logprobs\":1}"},
+        {"/v1/chat/completions",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"" ODD "\"}],\"stream\":true}"},
+        {"/v1/responses",
+         "{\"input\":\"" ODD "\",\"metadata\":{\"" ODD "\":\"" ODD "\"},\"stream\":true}"},
+        {"/v1/messages", "{\"messages\":[{\"role\":\"user\",\"content\":\"" ODD "\"}],"
+                         "\"model\":\"echo\",\"max_tokens\":50,\"stream\":true}"},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(requests); i++) {
+        struct reply reply;
+        client_post(f.port, requests[i][0], requests[i][1], &reply);
+        assert_int_equal(reply.status, 200);
+        for (size_t j = 0; j < KVA_COUNT_OF(ends); j++) {
+            assert_null(strstr(reply.body, ends[j]));
+            assert_non_null(strstr(reply.body, escapes[j]));
+        }
+        reply_finish(&reply);
+    }
+    struct stream stream;
+    complete_stream(ODD, "", &stream);
+    assert_string_equal(stream.text[0], ODD);
+    stream_finish(&stream);
+#undef ODD
+}
+
 static void test_serving__logprobs_of_completions_and_echo(void **state)
 {
     (void)state;
@@ -346,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_serving__03_token_ids_equal_text_and_batches_keep_order),
         cmocka_unit_test(test_serving__04_alone_and_among_others_are_equal),
         cmocka_unit_test(test_serving__chat_frames_are_as_published),
+        cmocka_unit_test(test_serving__a_frame_is_one_line_for_every_reader),
         cmocka_unit_test(test_serving__logprobs_of_completions_and_echo),
         cmocka_unit_test(test_serving__logprobs_of_chats),
         cmocka_unit_test(test_serving__extras_and_truncation_are_told),

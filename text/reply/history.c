@@ -20,7 +20,7 @@ static bool tell_calls(cJSON *message, enum kva_reply_style style, struct kva_bu
         const cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
         const char *name = kva_reply_member(function, "name");
         kva_buf_printf(text, "%s%s{\"name\": ", text->length > 0 ? "\n" : "", as->before);
-        kva_buf_json_string(text, name, strlen(name));
+        kva_buf_json_string_plain(text, name, strlen(name));
         kva_buf_printf(text, ", \"%s\": ", as->arguments);
         kva_reply_put_json(text, cJSON_GetObjectItemCaseSensitive(function, "arguments"));
         kva_buf_printf(text, "}%s", as->after);

@@ -126,9 +126,9 @@ static void put_value(struct kva_buf *out, struct span value, const cJSON *schem
     else if (null || (!string && kva_json_check(bare.data, bare.length, &limits, NULL) == KVA_OK))
         kva_buf_append(out, bare.data, bare.length);
     else if (is_bounded(schema))
-        kva_buf_json_string(out, bare.data, bare.length);
+        kva_buf_json_string_plain(out, bare.data, bare.length);
     else
-        kva_buf_json_string(out, value.data, value.length);
+        kva_buf_json_string_plain(out, value.data, value.length);
 }
 
 /* --- the call -------------------------------------------------------------------------------- */
@@ -200,7 +200,7 @@ bool kva_xml_put_arguments(const char *text, size_t length, const char *schema, 
         good = key.length < sizeof(name);
         snprintf(name, sizeof(name), "%.*s", good ? (int)key.length : 0, key.data);
         kva_buf_puts(out, count++ ? ", " : "");
-        kva_buf_json_string(out, key.data, key.length);
+        kva_buf_json_string_plain(out, key.data, key.length);
         kva_buf_puts(out, ": ");
         put_value(out, without_frame(value), get(properties, name));
     }

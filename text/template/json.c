@@ -99,7 +99,7 @@ static enum kva_status put_string(struct writer *writer, const struct kva_tpl_st
 {
     KVA_TPL_TRY(kva_tpl_charge(writer->run, KVA_TPL_ITEMS, string->length));
     if (!writer->ascii) {
-        kva_buf_json_string(writer->buf, string->data, string->length);
+        kva_buf_json_string_plain(writer->buf, string->data, string->length);
         return KVA_OK;
     }
     kva_buf_putc(writer->buf, '"');
