@@ -94,6 +94,7 @@ static struct kva_candidate pop(struct kva_candidate *heap, uint32_t count)
 struct known {
     uint32_t count;            /* of the candidates; each is above -inf */
     bool all;                  /* the others are at -inf */
+    bool finite;               /* the model's logits are numbers, at least one of them */
     struct kva_candidate last; /* unless `all`: what comes before it is a candidate */
     double tail_sum;           /* sum of exp((logit - last.logit) / temperature) of the others */
     const uint32_t *mask;      /* of tokens that may be candidates; NULL: all may */
@@ -167,7 +168,9 @@ static struct known know_listed(struct kva_sampler *s, const struct kva_sampler_
                                 const struct kva_sampler_context *context)
 {
     const struct kva_sampling_params *p = context->params;
-    struct known known = {.tail_sum = list->summary->tail_sum, .mask = context->mask};
+    struct known known = {.tail_sum = list->summary->tail_sum,
+                          .finite = list->summary->count > 0,
+                          .mask = context->mask};
     uint32_t tracked_count = list->request->tracked_count, count = list->summary->count;
     known.all = count < list->request->k || p->allowed_id_count > 0;
     if (!known.all)
@@ -283,6 +286,14 @@ static bool draw(struct kva_sampler *s, struct known *known, float max,
     return true;
 }
 
+/* What forbids tokens contradicts itself, or the logits are no numbers. A constraint alone always
+ * allows something. */
+static enum kva_status none_left(const struct known *known, const struct kva_sampling_params *p)
+{
+    bool forbids = p->bad_word_count > 0 || p->allowed_id_count > 0;
+    return known->finite && forbids ? KVA_EINVAL : KVA_EINTERNAL;
+}
+
 static enum kva_status choose(struct kva_sampler *s, struct known *known,
                               const struct kva_sampler_context *context, bool *ret_enough,
                               uint32_t *ret_token)
@@ -290,7 +301,7 @@ static enum kva_status choose(struct kva_sampler *s, struct known *known,
     const struct kva_sampling_params *p = context->params;
     *ret_enough = known->all;
     if (known->count == 0)
-        return known->all ? KVA_EINTERNAL : KVA_OK;
+        return known->all ? none_left(known, p) : KVA_OK;
     struct kva_candidate best = s->candidates[0];
     for (uint32_t i = 1; i < known->count; i++)
         best = kva_candidate_is_better(s->candidates[i], best) ? s->candidates[i] : best;
@@ -310,11 +321,15 @@ static enum kva_status choose(struct kva_sampler *s, struct known *known,
 
 /* --- by all logits --------------------------------------------------------------------------- */
 
-/* A NaN says nothing about its token; it must not win. */
-static void drop_nan(float *logits, uint32_t count)
+/* A NaN says nothing about its token; it must not win. Whether there is another one above -inf. */
+static bool drop_nan(float *logits, uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++)
+    float best = -INFINITY;
+    for (uint32_t i = 0; i < count; i++) {
         logits[i] = isnan(logits[i]) ? -INFINITY : logits[i];
+        best = logits[i] > best ? logits[i] : best;
+    }
+    return best > -INFINITY;
 }
 
 enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
@@ -323,11 +338,12 @@ enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
 {
     const struct kva_sampling_params *p = context->params;
     bool enough;
-    drop_nan(logits, s->vocab_size);
+    bool finite = drop_nan(logits, s->vocab_size);
     if (p->logprobs >= 0)
         memcpy(s->saved, logits, s->vocab_size * sizeof(*logits));
     kva_sampler_process_logits(s, logits, context);
     struct known known = know_all(s, logits, context);
+    known.finite = finite;
     enum kva_status status = choose(s, &known, context, &enough, &ret->token);
     if (status)
         return status;

@@ -47,8 +47,8 @@ struct kva_sampler_context {
     const uint32_t *mask;
 };
 
-/* Choose the next token. `logits` [vocab_size] is overwritten. Fails: KVA_EINTERNAL if no token is
- * left with a finite logit. */
+/* Choose the next token. `logits` [vocab_size] is overwritten. Fails: KVA_EINVAL if no token is left
+ * that bad words, allowed ids and constraint allow, KVA_EINTERNAL if none has a finite logit. */
 KVA_MUST_CHECK enum kva_status kva_sampler_draw(struct kva_sampler *sampler, float *logits,
                                                 const struct kva_sampler_context *context,
                                                 struct kva_token_output *ret);

@@ -269,33 +269,6 @@ static enum kva_answer_event push_token(struct kva_answer *answer, uint32_t prom
     return KVA_ANSWER_NONE;
 }
 
-static enum kva_answer_event fail(struct kva_answer *answer, const struct kva_output *output)
-{
-    static const enum kva_status by_reason[KVA_FINISH_COUNT] = {
-        [KVA_FINISH_CANCELLED] = KVA_EBUSY,
-        [KVA_FINISH_DEADLINE] = KVA_ETIMEOUT,
-        [KVA_FINISH_ERROR] = KVA_EINTERNAL,
-    };
-    enum kva_status status = by_reason[output->end.reason];
-    const char *message = "The request was ended because the server is shutting down.";
-    if (output->end.reason == KVA_FINISH_DEADLINE) {
-        message = "The request did not finish within the server's time limit.";
-    } else if (output->end.reason == KVA_FINISH_ERROR) {
-        if (output->end.status != KVA_OK)
-            status = output->end.status;
-        message = status == KVA_EDEVICE      ? "The server has failed and is shutting down."
-                  : status == KVA_EQUEUETIME ? "The server has more to do than it can: the request "
-                                               "waited as long as it may; retry later."
-                  : status == KVA_ELIMIT ? "The request has no memory to go on in: neither this "
-                                           "server's nor, in a cluster, what others lend it is "
-                                           "enough."
-                                         : "The engine could not continue this request.";
-    }
-    if (answer->status == KVA_OK)
-        answer->status = kva_fail(&answer->err, status, "%s", message);
-    return KVA_ANSWER_FAILED;
-}
-
 static void note_end(struct kva_prompt_out *prompt, const struct kva_output *output)
 {
     const struct kva_sequence_info *info = &output->end.info;
@@ -329,8 +302,10 @@ static enum kva_answer_event push_end(struct kva_answer *answer, uint32_t prompt
     answer->choices_ended++;
     note_end(&answer->prompts[prompt_index], output);
     bool good = output->end.reason == KVA_FINISH_STOP || output->end.reason == KVA_FINISH_LENGTH;
-    if (!choice->finished && !good)
-        return fail(answer, output);
+    if (!choice->finished && !good) {
+        kva_answer_note_failure(answer, output);
+        return KVA_ANSWER_FAILED;
+    }
     if (!choice->finished) {
         bool stopped = output->end.reason == KVA_FINISH_STOP;
         kva_buf_clear(&answer->scratch);

@@ -284,22 +284,3 @@ void kva_document_json(struct kva_buf *out, struct kva_answer *answer)
     kva_usage_json(out, answer);
     kva_buf_putc(out, '}');
 }
-
-void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err)
-{
-    const struct kva_status_info *info = kva_status_info(status);
-    const char *message = err && err->message[0] ? err->message : info->name;
-    kva_buf_puts(out, "{\"error\":{\"message\":");
-    kva_buf_json_string(out, message, strlen(message));
-    kva_buf_printf(out, ",\"type\":\"%s\",\"param\":", info->oai_type);
-    if (err && err->param[0])
-        kva_buf_json_string(out, err->param, strlen(err->param));
-    else
-        kva_buf_puts(out, "null");
-    kva_buf_puts(out, ",\"code\":");
-    if (info->oai_code)
-        kva_buf_json_string(out, info->oai_code, strlen(info->oai_code));
-    else
-        kva_buf_puts(out, "null");
-    kva_buf_puts(out, "}}");
-}

@@ -148,6 +148,10 @@ void kva_call_json(struct kva_buf *out, const struct kva_call_out *call, const c
  * text and content that is. */
 void kva_message_json(struct kva_buf *out, const struct kva_choice_out *choice, bool history);
 
+/* --- errors.c --- */
+/* The status and the words of an output that ends a choice otherwise than well. */
+void kva_answer_note_failure(struct kva_answer *answer, const struct kva_output *output);
+
 /* --- embeddings.c --- */
 /* The vector of a prompt has come. */
 void kva_embedding_take(struct kva_answer *answer, uint32_t prompt_index, const float *values,

@@ -105,6 +105,27 @@ def test_response_format__json_object(client):
     assert choice.message.content.startswith("{")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_contradictions__are_refused_once(client, server, stream):
+    """What forbids what the grammar wants: no retry of the SDK mends that."""
+    tokens = server.encode("x")
+    json_object = {"response_format": {"type": "json_object"}, "bad_words": ["{"]}
+    choice = {"guided_choice": ["ab"], "allowed_token_ids": tokens}
+    refused = 'kvahead_http_requests_total{route="/v1/completions",code="400"}'
+    for extra in (json_object, choice):
+        before = server.metrics().get(refused, 0)
+        with pytest.raises(openai.BadRequestError, match="No token is left that this request allows by '[gr]"):
+            complete(client.with_options(max_retries=2), extra, stream=stream)
+        assert server.metrics()[refused] == before + 1
+
+
+def test_contradictions__within_a_stream_are_an_error_frame(client):
+    extra = {"guided_regex": "a{3}b", "bad_words": ["b", "ab", "aab", "aaab"]}
+    with pytest.raises(openai.APIError, match="No token is left") as caught:
+        list(complete(client, extra, stream=True))
+    assert caught.value.type == "invalid_request_error"
+
+
 def test_reasoning__none_in_a_prompt_that_ends_in_a_thought(servers, tmp_path):
     (tmp_path / "thinks.jinja").write_text("{{ messages[-1].content }}<think>\n{# </think> #}")
     own = servers.start("--chat-template", str(tmp_path / "thinks.jinja"))

@@ -257,6 +257,37 @@ static void test_sampler__no_token_left_is_an_error(void **state KVA_UNUSED)
     kva_sampler_destroy(sampler);
 }
 
+/* One that a request forbids itself is its own mistake, where there are numbers to go by. */
+static void test_sampler__contradictions_are_told_from_bad_logits(void **state KVA_UNUSED)
+{
+    static const uint32_t word[] = {7}, allowed[] = {7}, mask[] = {1u << 7, 0};
+    static const struct kva_bad_word bad_word = {word, 1};
+    struct kva_sampler *sampler;
+    struct kva_err err;
+    struct kva_token_output out;
+    float logits[VOCAB], work[VOCAB];
+    assert_int_equal(kva_sampler_create(VOCAB, &sampler, &err), KVA_OK);
+    fill_logits(logits, 3);
+    for (int i = 0; i < 3; i++) {
+        struct kva_sampling_params p = greedy;
+        p.bad_words = &bad_word;
+        p.bad_word_count = 1;
+        p.allowed_ids = allowed;
+        p.allowed_id_count = i != 1;
+        const struct kva_sampler_context context = {&p, 0, no_ids, 1, 1, i ? mask : NULL};
+        memcpy(work, logits, sizeof(work));
+        assert_int_equal(kva_sampler_draw(sampler, work, &context, &out), KVA_EINVAL);
+        for (int j = 0; j < VOCAB; j++)
+            work[j] = NAN;
+        assert_int_equal(kva_sampler_draw(sampler, work, &context, &out), KVA_EINTERNAL);
+    }
+    const uint32_t nothing[] = {0, 0};
+    const struct kva_sampler_context alone = {&greedy, 0, no_ids, 1, 1, nothing};
+    memcpy(work, logits, sizeof(work));
+    assert_int_equal(kva_sampler_draw(sampler, work, &alone, &out), KVA_EINTERNAL);
+    kva_sampler_destroy(sampler);
+}
+
 static bool takes_best(const struct kva_sampler_context *context)
 {
     struct kva_sampler *sampler;
@@ -309,6 +340,7 @@ int main(void)
         cmocka_unit_test(test_sampler__constraints),
         cmocka_unit_test(test_sampler__logprobs_are_those_of_the_model),
         cmocka_unit_test(test_sampler__no_token_left_is_an_error),
+        cmocka_unit_test(test_sampler__contradictions_are_told_from_bad_logits),
         cmocka_unit_test(test_sampler__says_when_the_best_is_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -230,6 +230,32 @@ static void test_sampler_listed__is_enough_as_a_rule(void **state)
     expect_enough(b, &p, 200);
 }
 
+/* What contradicts itself does so both ways. */
+static void test_sampler_listed__says_that_nothing_is_left(void **state)
+{
+    struct bench *b = *state;
+    static const uint32_t tokens[] = {5, 6};
+    static const struct kva_bad_word words[] = {{tokens, 1}, {tokens + 1, 1}};
+    struct kva_sampling_params p = {.top_p = 1, .repetition_penalty = 1, .logprobs = -1};
+    p.allowed_ids = tokens, p.allowed_id_count = 2;
+    p.bad_words = words, p.bad_word_count = 2;
+    const struct kva_sampler_context context = {&p, 0, b->ids, IDS / 2, IDS, NULL};
+    struct kva_shortlist_request request;
+    struct kva_token_output out;
+    bool enough;
+    for (int i = 0; i < 2; i++) {
+        fill(b, 6);
+        b->logits[9] = 1;
+        for (uint32_t j = 0; i == 1 && j < VOCAB; j++)
+            b->logits[j] = NAN;
+        kva_sampler_request(b->sampler, &context, b->tracked, &request);
+        const struct kva_sampler_list list = make_list(b, &request);
+        assert_int_equal(kva_sampler_draw_listed(b->sampler, &list, &context, &enough, &out),
+                         i ? KVA_EINTERNAL : KVA_EINVAL);
+        assert_true(compare(b, &context));
+    }
+}
+
 /* Flat logits: the nucleus is longer than any list, and that is said. */
 static void test_sampler_listed__says_when_it_is_not_enough(void **state)
 {
@@ -275,6 +301,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_sampler_listed__draws_what_all_logits_give, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_sampler_listed__is_enough_as_a_rule, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_sampler_listed__says_that_nothing_is_left, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_sampler_listed__says_when_it_is_not_enough, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_sampler_listed__watches_so_many_tokens, setup,

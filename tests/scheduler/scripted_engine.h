@@ -48,6 +48,7 @@ struct kva_scripted_params {
     uint64_t fail_step; /* the step, counted from 1, in which the device fails */
     uint32_t create_fails_every;
     uint32_t item_fails_every;
+    enum kva_status item_status; /* with which; KVA_OK: KVA_EINTERNAL */
     uint32_t admit_refused_every;
     uint32_t grow_refused_every;         /* of decodes that need a page */
     uint32_t prefill_grow_refused_every; /* of prefills, as where prompts exceed the context */

@@ -140,7 +140,7 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
     if (injected(&e->items, e->params.item_fails_every)) {
         /* It may have been the prefill that makes room for another, and is about to end. */
         e->failed_prefills += prefill_unfinished(seq);
-        item->status = KVA_EINTERNAL;
+        item->status = e->params.item_status ? e->params.item_status : KVA_EINTERNAL;
         return;
     }
     if (item->prefill_tokens > 0) {

@@ -1,0 +1,74 @@
+/* errors.c - why an answer has failed, in words, and how errors are written. */
+#include "server/stream/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Where the text has come to, what the request says of tokens contradicts itself. KVA_OK: it says
+ * nothing. */
+static enum kva_status fail_none_left(const struct kva_api_call *call, struct kva_err *err)
+{
+    const char *const names[] = {
+        call->format.field,
+        call->sampling.allowed_id_count > 0 ? "allowed_token_ids" : NULL,
+        call->bad_word_count > 0 ? "bad_words" : NULL,
+        call->sampling.min_tokens > 0 ? "min_tokens" : NULL,
+    };
+    char list[256] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < KVA_COUNT_OF(names) && used < sizeof(list); i++) {
+        if (names[i])
+            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s'%.60s'",
+                                     used ? ", " : "", names[i]);
+    }
+    return used == 0 ? KVA_OK
+                     : kva_fail(err, KVA_EINVAL, "No token is left that this request allows by %s.",
+                                list);
+}
+
+void kva_answer_note_failure(struct kva_answer *answer, const struct kva_output *output)
+{
+    static const enum kva_status by_reason[KVA_FINISH_COUNT] = {
+        [KVA_FINISH_CANCELLED] = KVA_EBUSY,
+        [KVA_FINISH_DEADLINE] = KVA_ETIMEOUT,
+        [KVA_FINISH_ERROR] = KVA_EINTERNAL,
+    };
+    enum kva_status status = by_reason[output->end.reason];
+    const char *message = "The request was ended because the server is shutting down.";
+    if (output->end.reason == KVA_FINISH_DEADLINE) {
+        message = "The request did not finish within the server's time limit.";
+    } else if (output->end.reason == KVA_FINISH_ERROR) {
+        if (output->end.status != KVA_OK)
+            status = output->end.status;
+        message = status == KVA_EDEVICE      ? "The server has failed and is shutting down."
+                  : status == KVA_EQUEUETIME ? "The server has more to do than it can: the request "
+                                               "waited as long as it may; retry later."
+                  : status == KVA_ELIMIT ? "The request has no memory to go on in: neither this "
+                                           "server's nor, in a cluster, what others lend it is "
+                                           "enough."
+                                         : "The engine could not continue this request.";
+    }
+    if (answer->status == KVA_OK && status == KVA_EINVAL)
+        answer->status = fail_none_left(answer->call, &answer->err);
+    if (answer->status == KVA_OK)
+        answer->status = kva_fail(&answer->err, status, "%s", message);
+}
+
+void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err)
+{
+    const struct kva_status_info *info = kva_status_info(status);
+    const char *message = err && err->message[0] ? err->message : info->name;
+    kva_buf_puts(out, "{\"error\":{\"message\":");
+    kva_buf_json_string(out, message, strlen(message));
+    kva_buf_printf(out, ",\"type\":\"%s\",\"param\":", info->oai_type);
+    if (err && err->param[0])
+        kva_buf_json_string(out, err->param, strlen(err->param));
+    else
+        kva_buf_puts(out, "null");
+    kva_buf_puts(out, ",\"code\":");
+    if (info->oai_code)
+        kva_buf_json_string(out, info->oai_code, strlen(info->oai_code));
+    else
+        kva_buf_puts(out, "null");
+    kva_buf_puts(out, "}}");
+}
