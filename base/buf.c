@@ -50,6 +50,17 @@ bool kva_buf_reserve(struct kva_buf *buf, size_t extra)
     return true;
 }
 
+void kva_buf_fail(struct kva_buf *buf)
+{
+    buf->failed = buf->no_memory = true;
+}
+
+void kva_buf_fail_with(struct kva_buf *buf, const struct kva_buf *other)
+{
+    buf->failed = buf->failed || other->failed;
+    buf->no_memory = buf->no_memory || other->no_memory;
+}
+
 void kva_buf_append(struct kva_buf *buf, const void *data, size_t length)
 {
     if (!kva_buf_reserve(buf, length))

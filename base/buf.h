@@ -29,6 +29,11 @@ void kva_buf_clear(struct kva_buf *buf);
  * failed. */
 bool kva_buf_reserve(struct kva_buf *buf, size_t extra);
 
+/* What should have come has no memory elsewhere: the buffer fails as if it had none. */
+void kva_buf_fail(struct kva_buf *buf);
+/* What should have come is in a buffer that may have failed: then this one has, for its reason. */
+void kva_buf_fail_with(struct kva_buf *buf, const struct kva_buf *other);
+
 void kva_buf_append(struct kva_buf *buf, const void *data, size_t length);
 void kva_buf_puts(struct kva_buf *buf, const char *text);
 void kva_buf_putc(struct kva_buf *buf, char c);

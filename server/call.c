@@ -188,6 +188,21 @@ static const struct kva_api_config *config_of(const struct kva_call *call)
     return &call->server->backend.api;
 }
 
+/* What cannot be sent is not computed. */
+static enum kva_status check_vectors(struct kva_call *call)
+{
+    size_t max = call->server->params.answer_bytes_max;
+    uint64_t bytes = call->route == KVA_API_EMBEDDINGS ? kva_embeddings_bytes(call->api) : 0;
+    if (bytes <= max)
+        return KVA_OK;
+    return kva_fail_param(&call->err, KVA_EINVAL, "input",
+                          "%u vectors of %u numbers have %llu bytes or more, larger than the "
+                          "server's limit of %zu bytes: ask for fewer inputs or 'dimensions'%s.",
+                          call->api->prompt_count, call->api->embedding.dimensions,
+                          (unsigned long long)bytes, max,
+                          call->api->embedding.base64 ? "" : ", or for base64");
+}
+
 /* On a worker; on the event loop for small completions, whose work is linear in the body. Making a
  * grammar may take seconds: what others send should not wait for it. */
 static void prepare(struct kva_job *job)
@@ -199,6 +214,8 @@ static void prepare(struct kva_job *job)
                                      &call->api, &call->err);
         free(call->body);
         call->body = NULL;
+        if (call->status == KVA_OK)
+            call->status = check_vectors(call);
         if (call->status != KVA_OK)
             return;
         call->api->abandoned = &call->abandoned;

@@ -152,9 +152,9 @@ static void complete(struct kva_call *call)
     kva_call_store(call);
     if (call->out.failed) {
         struct kva_err err;
-        kva_fail(&err, KVA_ENOMEM, "The answer is larger than the server's limit of %zu bytes.",
-                 call->server->params.answer_bytes_max);
-        kva_call_fail(call, KVA_ENOMEM, &err);
+        enum kva_status status =
+            kva_fail_too_large(&err, call->server->params.answer_bytes_max, call->out.no_memory);
+        kva_call_fail(call, status, &err);
         return;
     }
     kva_call_log_summary(call);
@@ -211,7 +211,8 @@ void kva_call_flush(struct kva_call *call)
     resume(call);
     if (call->api->stream && call->out.failed && !call->failed) {
         call->failed = true;
-        call->status = kva_fail(&call->err, KVA_ENOMEM, "The stream ran out of memory.");
+        call->status =
+            kva_fail_too_large(&call->err, server->params.answer_bytes_max, call->out.no_memory);
     }
     /* A buffer that failed ends within a frame. */
     if (call->api->stream && !call->paused && !call->out.failed)

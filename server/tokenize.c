@@ -77,9 +77,7 @@ static void run(struct kva_job *base)
             put_tokens(&job->out, config, call);
     }
     if (job->status == KVA_OK && job->out.failed)
-        job->status = kva_fail(&job->err, KVA_ENOMEM,
-                               "The answer is larger than the server's limit of %zu bytes.",
-                               job->out.max_bytes);
+        job->status = kva_fail_too_large(&job->err, job->out.max_bytes, job->out.no_memory);
     kva_api_call_destroy(call);
 }
 

@@ -255,6 +255,8 @@ enum kva_status kva_api_detokenize(const struct kva_api_config *config,
     for (uint32_t i = 0; i < call->prompts[0].id_count; i++)
         kva_detok_push(&detok, (int32_t)call->prompts[0].ids[i], out);
     kva_detok_flush(&detok, out);
+    if (out->no_memory)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for a text.");
     if (out->failed)
         return kva_fail_param(err, KVA_ETOOBIG, "tokens",
                               "The text of %u tokens is larger than the limit of %zu bytes.",

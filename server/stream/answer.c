@@ -171,11 +171,27 @@ static bool overflowed(const struct kva_choice_out *choice)
            kva_choice_reply_failed(choice);
 }
 
+static bool prompt_overflowed(const struct kva_prompt_out *prompt)
+{
+    return prompt->embedding.failed || prompt->prompt_logprobs.failed ||
+           prompt->logprobs.tokens.failed || prompt->logprobs.top.failed;
+}
+
+/* Of those that have failed, whether one has for want of memory. */
+static bool has_no_memory(const struct kva_prompt_out *prompt, const struct kva_choice_out *choice)
+{
+    return choice->text.no_memory || choice->stops.held.no_memory || choice->token_ids.no_memory ||
+           choice->logprobs.tokens.no_memory || choice->logprobs.top.no_memory ||
+           kva_choice_reply_has_no_memory(choice) || prompt->embedding.no_memory ||
+           prompt->prompt_logprobs.no_memory || prompt->logprobs.tokens.no_memory ||
+           prompt->logprobs.top.no_memory;
+}
+
 /* Text of one more token through the stop strings; true: one of them is complete. */
 static bool push_text(struct kva_answer *answer, struct kva_choice_out *choice)
 {
     const struct kva_buf *text = &answer->scratch;
-    choice->text.failed = choice->text.failed || text->failed;
+    kva_buf_fail_with(&choice->text, text);
     choice->characters += kva_count_characters(text->data, text->length);
     bool found = false;
     kva_buf_clear(&answer->certain);
@@ -358,11 +374,10 @@ enum kva_answer_event kva_answer_push(struct kva_answer *answer, uint32_t prompt
         event = push_end(answer, prompt_index, choice, output, out);
         break;
     }
-    bool full = overflowed(choice) || answer->prompts[prompt_index].embedding.failed;
-    if (answer->status == KVA_OK && full) {
-        answer->status = kva_fail(&answer->err, KVA_ENOMEM,
-                                  "The answer is larger than the server's limit of %zu bytes.",
-                                  answer->choice_bytes_max);
+    const struct kva_prompt_out *prompt = &answer->prompts[prompt_index];
+    if (answer->status == KVA_OK && (overflowed(choice) || prompt_overflowed(prompt))) {
+        answer->status = kva_fail_too_large(&answer->err, answer->choice_bytes_max,
+                                            has_no_memory(prompt, choice));
         return KVA_ANSWER_FAILED;
     }
     return event;

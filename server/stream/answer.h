@@ -67,6 +67,13 @@ enum kva_status kva_answer_error(const struct kva_answer *answer, struct kva_err
 const char *kva_answer_id(const struct kva_answer *answer);
 void kva_answer_get_summary(const struct kva_answer *answer, struct kva_answer_summary *ret);
 
+/* What is to be sent is larger than a limit, which is the request's to mend, unless memory has run
+ * out: a status and its words. */
+enum kva_status kva_fail_too_large(struct kva_err *err, size_t bytes_max, bool no_memory);
+
+/* Bytes that the vectors of a call take in an answer, at least. */
+uint64_t kva_embeddings_bytes(const struct kva_api_call *call);
+
 /* {"error":{...}}, the form of every failure. */
 void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err);
 

@@ -173,6 +173,7 @@ static void content_json(struct kva_buf *out, const struct kva_answer *answer,
         kva_buf_init(&text, answer->choice_bytes_max * 2);
         kva_echo_text(answer, prompt_index, &text);
         kva_buf_append(&text, choice->text.data, choice->text.length);
+        kva_buf_fail_with(out, &text);
         kva_buf_json_string(out, text.data, text.length);
         kva_buf_finish(&text);
     } else {
@@ -247,7 +248,7 @@ static void prompt_choices_json(struct kva_buf *out, const struct kva_answer *an
     const struct kva_prompt_out *prompt = &answer->prompts[prompt_index];
     const struct kva_choice_out **order = calloc(call->best_of, sizeof(*order));
     if (!order) {
-        out->failed = true;
+        kva_buf_fail(out);
         return;
     }
     for (uint32_t i = 0; i < call->best_of; i++)

@@ -19,7 +19,7 @@ static void put_base64(struct kva_buf *out, const float *values, uint32_t count)
     size_t bytes = count * sizeof(*values);
     unsigned char *text = malloc(bytes / 3 * 4 + 8);
     if (!text) {
-        out->failed = true;
+        kva_buf_fail(out);
         return;
     }
     int length = EVP_EncodeBlock(text, (const unsigned char *)values, (int)bytes);
@@ -52,7 +52,7 @@ void kva_embedding_take(struct kva_answer *answer, uint32_t prompt_index, const 
     uint32_t dimensions = kva_min_u32(wish->dimensions, count);
     float *vector = malloc(dimensions * sizeof(*vector));
     if (!vector) {
-        out->failed = true;
+        kva_buf_fail(out);
         return;
     }
     cut(values, vector, dimensions, wish->normalise);
@@ -61,6 +61,17 @@ void kva_embedding_take(struct kva_answer *answer, uint32_t prompt_index, const 
     else
         put_numbers(out, vector, dimensions);
     free(vector);
+}
+
+/* A float of nine digits is seldom shorter, with its comma. */
+#define NUMBER_BYTES 10u
+
+uint64_t kva_embeddings_bytes(const struct kva_api_call *call)
+{
+    uint64_t dimensions = call->embedding.dimensions;
+    uint64_t vector = call->embedding.base64 ? (dimensions * sizeof(float) + 2) / 3 * 4
+                                             : dimensions * NUMBER_BYTES;
+    return call->prompt_count * vector;
 }
 
 void kva_embeddings_json(struct kva_buf *out, const struct kva_answer *answer)

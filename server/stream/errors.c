@@ -54,6 +54,16 @@ void kva_answer_note_failure(struct kva_answer *answer, const struct kva_output 
         answer->status = kva_fail(&answer->err, status, "%s", message);
 }
 
+enum kva_status kva_fail_too_large(struct kva_err *err, size_t bytes_max, bool no_memory)
+{
+    if (no_memory)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for the answer.");
+    return kva_fail(err, KVA_EINVAL,
+                    "The answer is larger than the server's limit of %zu bytes: ask for fewer "
+                    "choices, logprobs or inputs.",
+                    bytes_max);
+}
+
 void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err)
 {
     const struct kva_status_info *info = kva_status_info(status);

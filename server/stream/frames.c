@@ -65,6 +65,7 @@ static void opening_frame(struct kva_buf *out, struct kva_answer *answer, uint32
         kva_buf_init(&text, answer->choice_bytes_max);
         if (call->echo)
             kva_echo_text(answer, prompt_index, &text);
+        kva_buf_fail_with(out, &text);
         kva_buf_puts(out, "\"text\":");
         kva_buf_json_string(out, text.data, text.length);
         kva_buf_putc(out, ',');

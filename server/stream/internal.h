@@ -104,6 +104,8 @@ void kva_choice_reply_end(struct kva_choice_out *choice);
 /* Whether the text ended within the arguments of the last call. */
 bool kva_choice_call_is_cut(const struct kva_choice_out *choice);
 bool kva_choice_reply_failed(const struct kva_choice_out *choice);
+/* It has failed, and not for want of room. */
+bool kva_choice_reply_has_no_memory(const struct kva_choice_out *choice);
 /* Bytes that no frame has had. */
 size_t kva_choice_untold(const struct kva_choice_out *choice);
 

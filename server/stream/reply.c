@@ -122,7 +122,7 @@ bool kva_choice_reply_needs(const struct kva_answer *answer, const struct kva_ch
 void kva_choice_reply_push(struct kva_answer *answer, struct kva_choice_out *choice)
 {
     const struct kva_buf *text = &answer->certain;
-    choice->text.failed = choice->text.failed || text->failed;
+    kva_buf_fail_with(&choice->text, text);
     if (!choice->reply) {
         kva_buf_append(&choice->text, text->data, text->length);
         return;
@@ -148,6 +148,15 @@ bool kva_choice_reply_failed(const struct kva_choice_out *choice)
     for (uint32_t i = 0; i < choice->call_count; i++)
         failed = failed || choice->calls[i].arguments.failed;
     return failed;
+}
+
+bool kva_choice_reply_has_no_memory(const struct kva_choice_out *choice)
+{
+    bool none = choice->reasoning.no_memory || choice->reply_failed ||
+                (choice->reply && kva_reply_has_no_memory(choice->reply));
+    for (uint32_t i = 0; i < choice->call_count; i++)
+        none = none || choice->calls[i].arguments.no_memory;
+    return none;
 }
 
 size_t kva_choice_untold(const struct kva_choice_out *choice)

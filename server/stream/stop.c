@@ -82,7 +82,7 @@ bool kva_stop_matcher_push(struct kva_stop_matcher *matcher, const char *text, s
         return true;
     if (matcher->held.failed) {
         /* Text was lost for lack of memory: the answer fails, it does not go on with a hole. */
-        out->failed = true;
+        kva_buf_fail_with(out, &matcher->held);
         return false;
     }
     if (set->count == 0) {
@@ -120,7 +120,7 @@ bool kva_stop_matcher_push(struct kva_stop_matcher *matcher, const char *text, s
 
 void kva_stop_matcher_flush(struct kva_stop_matcher *matcher, struct kva_buf *out)
 {
-    out->failed = out->failed || matcher->held.failed;
+    kva_buf_fail_with(out, &matcher->held);
     kva_buf_append(out, matcher->held.data, matcher->held.length);
     kva_buf_clear(&matcher->held);
     memset(matcher->state, 0, sizeof(matcher->state));

@@ -46,7 +46,6 @@ struct kva_reply {
     bool call_told;
     bool cut;   /* the last call that was told has not come to the end of its arguments */
     bool sated; /* no more calls are looked for */
-    bool failed;
 };
 
 enum kva_status kva_reply_create(const struct kva_reply_params *params, struct kva_reply **ret)
@@ -86,7 +85,12 @@ bool kva_reply_is_cut(const struct kva_reply *reply)
 
 bool kva_reply_failed(const struct kva_reply *reply)
 {
-    return reply->failed || reply->held.failed;
+    return reply->held.failed;
+}
+
+bool kva_reply_has_no_memory(const struct kva_reply *reply)
+{
+    return reply->held.no_memory;
 }
 
 size_t kva_reply_held(const struct kva_reply *reply)
@@ -487,7 +491,7 @@ static bool tell_xml(struct kva_reply *reply, size_t end)
         reply->sated = reply->params.single;
         reply->drop_spaces = true;
     }
-    reply->failed = reply->failed || arguments.failed;
+    kva_buf_fail_with(&reply->held, &arguments);
     kva_buf_finish(&arguments);
     return good;
 }

@@ -120,7 +120,8 @@ void kva_reply_finish(struct kva_reply *reply);
 bool kva_reply_in_reasoning(const struct kva_reply *reply);
 bool kva_reply_is_cut(const struct kva_reply *reply); /* the last call's arguments have no end */
 bool kva_reply_failed(const struct kva_reply *reply); /* out of memory, or over bytes_max */
-size_t kva_reply_held(const struct kva_reply *reply); /* bytes that are held back */
+bool kva_reply_has_no_memory(const struct kva_reply *reply); /* failed, the former */
+size_t kva_reply_held(const struct kva_reply *reply);        /* bytes that are held back */
 
 /* --- grammars -------------------------------------------------------------------------------- */
 
