@@ -124,7 +124,7 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
         kva_buf_init(&frame, 8192);
         if (call->route == KVA_API_MESSAGES) {
             kva_buf_puts(&frame, "event: error\ndata: ");
-            kva_anthropic_error_json(&frame, status, err);
+            kva_anthropic_error_json(&frame, status, err, kva_exchange_info(exchange)->request_id);
         } else {
             kva_buf_puts(&frame, "data: ");
             kva_error_json(&frame, status, err);

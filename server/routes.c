@@ -178,17 +178,7 @@ void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exch
         server->metrics.rejected[KVA_REJECT_CONNECTIONS]++;
     else
         kva_server_count_rejection(server, status);
-    const char *route = info->route;
-    if (!route || strncmp(route, "/v1/messages", strlen("/v1/messages")) != 0) {
-        kva_exchange_reply_error(exchange, status, err);
-        return;
-    }
-    struct kva_buf body;
-    kva_exchange_note_error(exchange, status, err);
-    kva_buf_init(&body, 65536);
-    kva_anthropic_error_json(&body, status, err);
-    kva_exchange_reply_buf(exchange, kva_status_info(status)->http_code, "application/json", &body);
-    kva_buf_finish(&body);
+    kva_exchange_reply_error(exchange, status, err);
 }
 
 static bool origin_allowed(const struct kva_server *server, const char *origin)

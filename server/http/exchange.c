@@ -44,6 +44,15 @@ static void choose_request_id(struct kva_exchange *exchange, const char *given)
     id[2 * sizeof(random)] = '\0';
 }
 
+/* Whether the request is one of Anthropic's API, which has errors and headers of its own. */
+static bool is_anthropics(const struct kva_exchange_info *info)
+{
+    static const char path[] = "/v1/messages";
+    size_t length = sizeof(path) - 1;
+    return strncmp(info->path, path, length) == 0 &&
+           (info->path[length] == '\0' || info->path[length] == '/');
+}
+
 struct kva_exchange *kva_exchange_create(struct kva_conn *conn)
 {
     struct kva_http *http = conn->http;
@@ -72,6 +81,8 @@ struct kva_exchange *kva_exchange_create(struct kva_conn *conn)
     }
     choose_request_id(exchange, given_id);
     kva_exchange_add_header(exchange, "X-Request-Id", info->request_id);
+    if (is_anthropics(info))
+        kva_exchange_add_header(exchange, "Request-Id", info->request_id);
     return exchange;
 }
 
@@ -392,7 +403,10 @@ void kva_exchange_reply_error(struct kva_exchange *exchange, enum kva_status sta
     struct kva_buf body;
     kva_exchange_note_error(exchange, status, err);
     kva_buf_init(&body, 8192);
-    kva_error_json(&body, status, err);
+    if (is_anthropics(&exchange->info))
+        kva_anthropic_error_json(&body, status, err, exchange->info.request_id);
+    else
+        kva_error_json(&body, status, err);
     kva_exchange_reply_buf(exchange, kva_status_info(status)->http_code, "application/json", &body);
     kva_buf_finish(&body);
 }

@@ -171,7 +171,7 @@ void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char 
 void kva_exchange_note_error(struct kva_exchange *exchange, enum kva_status status,
                              const struct kva_err *err);
 
-/* The same with an error in OpenAI's form and its status' code. */
+/* The same with an error and its status' code, in OpenAI's form, or Anthropic's below /v1/messages. */
 void kva_exchange_reply_error(struct kva_exchange *exchange, enum kva_status status,
                               const struct kva_err *err);
 

@@ -77,9 +77,9 @@ uint64_t kva_embeddings_bytes(const struct kva_api_call *call);
 /* {"error":{...}}, the form of every failure. */
 void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err);
 
-/* The same as Anthropic's API has it, with a type beside it. */
+/* The same as Anthropic's API has it: with types of its own, and members beside it. */
 void kva_anthropic_error_json(struct kva_buf *out, enum kva_status status,
-                              const struct kva_err *err);
+                              const struct kva_err *err, const char *request_id);
 
 /* Tokens so far: of all choices, of one. */
 uint64_t kva_answer_output_tokens(const struct kva_answer *answer);

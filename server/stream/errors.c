@@ -64,13 +64,15 @@ enum kva_status kva_fail_too_large(struct kva_err *err, size_t bytes_max, bool n
                     bytes_max);
 }
 
-void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err)
+/* The members that both forms have, but for the type. */
+static void put_members(struct kva_buf *out, const char *type, enum kva_status status,
+                        const struct kva_err *err)
 {
     const struct kva_status_info *info = kva_status_info(status);
     const char *message = err && err->message[0] ? err->message : info->name;
-    kva_buf_puts(out, "{\"error\":{\"message\":");
+    kva_buf_puts(out, "\"error\":{\"message\":");
     kva_buf_json_string(out, message, strlen(message));
-    kva_buf_printf(out, ",\"type\":\"%s\",\"param\":", info->oai_type);
+    kva_buf_printf(out, ",\"type\":\"%s\",\"param\":", type);
     if (err && err->param[0])
         kva_buf_json_string(out, err->param, strlen(err->param));
     else
@@ -80,5 +82,45 @@ void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kv
         kva_buf_json_string(out, info->oai_code, strlen(info->oai_code));
     else
         kva_buf_puts(out, "null");
-    kva_buf_puts(out, "}}");
+    kva_buf_putc(out, '}');
+}
+
+void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err)
+{
+    kva_buf_putc(out, '{');
+    put_members(out, kva_status_info(status)->oai_type, status, err);
+    kva_buf_putc(out, '}');
+}
+
+static const char *anthropic_type(int http_code)
+{
+    switch (http_code) {
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
+    case 404:
+        return "not_found_error";
+    case 408:
+        return "timeout_error";
+    case 413:
+        return "request_too_large";
+    case 429:
+        return "rate_limit_error";
+    case 503:
+    case 529:
+        return "overloaded_error";
+    default:
+        return http_code < 500 ? "invalid_request_error" : "api_error";
+    }
+}
+
+void kva_anthropic_error_json(struct kva_buf *out, enum kva_status status,
+                              const struct kva_err *err, const char *request_id)
+{
+    kva_buf_puts(out, "{\"type\":\"error\",");
+    put_members(out, anthropic_type(kva_status_info(status)->http_code), status, err);
+    kva_buf_puts(out, ",\"request_id\":");
+    kva_buf_json_string(out, request_id, strlen(request_id));
+    kva_buf_putc(out, '}');
 }

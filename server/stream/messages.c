@@ -234,17 +234,3 @@ void kva_anthropic_last_events(struct kva_buf *out, const struct kva_answer *ans
     begin(out, "message_stop");
     end(out);
 }
-
-void kva_anthropic_error_json(struct kva_buf *out, enum kva_status status,
-                              const struct kva_err *err)
-{
-    kva_buf_puts(out, "{\"type\":\"error\",");
-    struct kva_buf inner;
-    kva_buf_init(&inner, 16384);
-    kva_error_json(&inner, status, err);
-    if (inner.failed || inner.length < 2)
-        out->failed = true;
-    else
-        kva_buf_append(out, inner.data + 1, inner.length - 1);
-    kva_buf_finish(&inner);
-}

@@ -8,7 +8,7 @@ import anthropic
 import jsonschema
 import pydantic
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from test_tools import LAMP, TOOLS, coder, served  # noqa: F401 (a fixture)
 
 EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
@@ -178,7 +178,28 @@ def test_keys__are_anthropics_header(servers, tmp_path):
     with anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0) as bad:
         with pytest.raises(anthropic.AuthenticationError) as caught:
             ask(bad)
-        assert caught.value.body["type"] == "error"
+        error_of(caught.value, "authentication_error")
+
+
+def error_of(caught: anthropic.APIStatusError, kind: str) -> None:
+    body = caught.body
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert body["request_id"] == caught.request_id and caught.request_id
+    if kind != "request_too_large":  # which the SDK has no type for
+        ErrorResponse.model_validate(body)
+
+
+def test_errors__have_anthropics_types_and_ids(claude):
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        ask(claude, model="another")
+    error_of(caught.value, "not_found_error")
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.messages.batches.list()
+    error_of(caught.value, "not_found_error")
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        ask(claude, messages=[{"role": "user", "content": "x" * (17 << 20)}])
+    error_of(caught.value, "request_too_large")
+    assert ask(claude, max_tokens=1)._request_id
 
 
 def test_coder__conversation(coder):  # noqa: F811

@@ -66,6 +66,7 @@ static bool read_more(struct input *input)
         input->data = realloc(input->data, input->capacity);
         if (!input->data)
             die("realloc");
+        input->data[input->length] = '\0';
     }
     ssize_t got = recv(input->fd, input->data + input->length, 65535, 0);
     if (got <= 0) {

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct server_fixture f;
 
@@ -88,12 +89,126 @@ static void test_errors__vectors_that_are_too_large_are_not_computed(void **stat
     fixture_stop(&f);
 }
 
+/* An error of /v1/messages: its type, and that of its member. */
+static void expect_anthropics(const struct reply *reply, int status, const char *type)
+{
+    cJSON *json = cJSON_Parse(reply->body);
+    if (reply->status != status || strcmp(json_text(json, "error.type"), type) != 0)
+        fail_msg("not %d %s: %s%s", status, type, reply->head, reply->body);
+    assert_string_equal(json_text(json, "type"), "error");
+    assert_true(json_text(json, "error.message")[0] != '\0');
+    assert_string_equal(json_text(json, "request_id"), reply_header(reply, "Request-Id"));
+    assert_string_equal(json_text(json, "request_id"), reply_header(reply, "X-Request-Id"));
+    cJSON_Delete(json);
+}
+
+static void expect_of_messages(const char *path, const char *headers, const char *body, int status,
+                               const char *type)
+{
+    struct reply reply;
+    client_request(f.port, "POST", path, headers, body, &reply);
+    expect_anthropics(&reply, status, type);
+    reply_finish(&reply);
+}
+
+/* A head alone: what it announces is refused. */
+static void expect_of_head(const char *lines, int status, const char *type)
+{
+    struct reply reply;
+    int fd = client_connect(f.port);
+    client_puts(fd, "POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
+                    "Content-Type: application/json\r\n");
+    client_puts(fd, lines);
+    client_read(fd, false, &reply);
+    expect_anthropics(&reply, status, type);
+    reply_finish(&reply);
+    close(fd);
+}
+
+#define ASK                                                                                        \
+    "{\"model\":\"echo\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"
+
+static void test_errors__of_messages_have_anthropics_types(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"good"};
+    static const char key[] = "X-API-Key: good\r\n";
+    fixture_init(&f);
+    f.params.api_keys = keys;
+    f.params.api_key_count = 1;
+    f.params.body_bytes_max = f.params.bodies_account_max = 4096;
+    fixture_start(&f);
+    expect_of_messages("/v1/messages", NULL, ASK, 401, "authentication_error");
+    expect_of_messages("/v1/messages", key, "{", 400, "invalid_request_error");
+    expect_of_messages("/v1/messages/count_tokens", key, "{}", 400, "invalid_request_error");
+    expect_of_messages("/v1/messages/batches", key, ASK, 404, "not_found_error");
+    expect_of_messages("/v1/messages", key,
+                       "{\"model\":\"other\",\"max_tokens\":5,\"messages\":[{\"role\":\"user\","
+                       "\"content\":\"x\"}]}",
+                       404, "not_found_error");
+    expect_of_head("X-API-Key: good\r\nContent-Length: 5000\r\n\r\n", 413, "request_too_large");
+    int holds = client_connect(f.port);
+    client_puts(holds, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-API-Key: good\r\n"
+                       "Content-Type: application/json\r\nContent-Length: 4000\r\n"
+                       "Expect: 100-continue\r\n\r\n");
+    assert_true(client_read_until(holds, "100 Continue"));
+    expect_of_head("X-API-Key: good\r\nContent-Length: 1000\r\n\r\n", 429, "rate_limit_error");
+    close(holds);
+    fixture_stop(&f);
+    fixture_init(&f);
+    f.params.receive_timeout_ns = 300 * KVA_NS_PER_MS;
+    fixture_start(&f);
+    expect_of_head("Content-Length: 50\r\n\r\n{", 408, "timeout_error");
+    fixture_stop(&f);
+}
+
+static void test_errors__of_messages_that_are_not_the_clients(void **state)
+{
+    (void)state;
+    fixture_init(&f);
+    f.attach_later = true;
+    fixture_start(&f);
+    expect_of_messages("/v1/messages", NULL, ASK, 503, "overloaded_error");
+    f.engine.item_fails_every = 1;
+    fixture_attach(&f);
+    struct reply reply;
+    for (int i = 0; i < 5000; i++) {
+        client_get(f.port, "/ready", &reply);
+        bool ready = reply.status == 200;
+        reply_finish(&reply);
+        if (ready)
+            break;
+        usleep(1000);
+    }
+    expect_of_messages("/v1/messages", NULL, ASK, 500, "api_error");
+    assert_true(client_metric(f.port, "kvahead_requests_rejected_total", "device") == 0);
+    fixture_stop(&f);
+}
+
+/* Whoever asks in OpenAI's words gets none of Anthropic's. */
+static void test_errors__of_others_are_openais(void **state)
+{
+    (void)state;
+    struct reply reply;
+    fixture_init(&f);
+    fixture_start(&f);
+    client_post(f.port, "/v1/messagesx", ASK, &reply);
+    assert_int_equal(reply.status, 404);
+    assert_null(strstr(reply.body, "\"type\":\"error\""));
+    assert_null(reply_header(&reply, "Request-Id"));
+    reply_finish(&reply);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_errors__a_contradiction_is_the_requests),
         cmocka_unit_test(test_errors__answers_that_are_too_large_are_the_requests),
         cmocka_unit_test(test_errors__vectors_that_are_too_large_are_not_computed),
+        cmocka_unit_test(test_errors__of_messages_have_anthropics_types),
+        cmocka_unit_test(test_errors__of_messages_that_are_not_the_clients),
+        cmocka_unit_test(test_errors__of_others_are_openais),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
