@@ -122,14 +122,8 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
         struct kva_buf frame;
         kva_exchange_note_error(exchange, status, err);
         kva_buf_init(&frame, 8192);
-        if (call->route == KVA_API_MESSAGES) {
-            kva_buf_puts(&frame, "event: error\ndata: ");
-            kva_anthropic_error_json(&frame, status, err, kva_exchange_info(exchange)->request_id);
-        } else {
-            kva_buf_puts(&frame, "data: ");
-            kva_error_json(&frame, status, err);
-        }
-        kva_buf_puts(&frame, "\n\n");
+        kva_answer_put_error(call->answer, status, err, kva_exchange_info(exchange)->request_id,
+                             &frame);
         if (!frame.failed)
             kva_exchange_stream_write(exchange, frame.data, frame.length);
         kva_buf_finish(&frame);

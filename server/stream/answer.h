@@ -81,6 +81,10 @@ void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kv
 void kva_anthropic_error_json(struct kva_buf *out, enum kva_status status,
                               const struct kva_err *err, const char *request_id);
 
+/* The last frame of a stream that has begun and cannot go on. */
+void kva_answer_put_error(const struct kva_answer *answer, enum kva_status status,
+                          const struct kva_err *err, const char *request_id, struct kva_buf *out);
+
 /* Tokens so far: of all choices, of one. */
 uint64_t kva_answer_output_tokens(const struct kva_answer *answer);
 uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prompt_index,

@@ -64,31 +64,37 @@ enum kva_status kva_fail_too_large(struct kva_err *err, size_t bytes_max, bool n
                     bytes_max);
 }
 
-/* The members that both forms have, but for the type. */
-static void put_members(struct kva_buf *out, const char *type, enum kva_status status,
-                        const struct kva_err *err)
+static void put_text(struct kva_buf *out, const char *name, const char *text)
 {
-    const struct kva_status_info *info = kva_status_info(status);
-    const char *message = err && err->message[0] ? err->message : info->name;
+    kva_buf_printf(out, ",\"%s\":", name);
+    if (text && text[0])
+        kva_buf_json_string(out, text, strlen(text));
+    else
+        kva_buf_puts(out, "null");
+}
+
+static const char *words_of(enum kva_status status, const struct kva_err *err)
+{
+    return err && err->message[0] ? err->message : kva_status_info(status)->name;
+}
+
+/* The member that all forms have. */
+static void put_error(struct kva_buf *out, const char *type, enum kva_status status,
+                      const struct kva_err *err)
+{
+    const char *message = words_of(status, err);
     kva_buf_puts(out, "\"error\":{\"message\":");
     kva_buf_json_string(out, message, strlen(message));
-    kva_buf_printf(out, ",\"type\":\"%s\",\"param\":", type);
-    if (err && err->param[0])
-        kva_buf_json_string(out, err->param, strlen(err->param));
-    else
-        kva_buf_puts(out, "null");
-    kva_buf_puts(out, ",\"code\":");
-    if (info->oai_code)
-        kva_buf_json_string(out, info->oai_code, strlen(info->oai_code));
-    else
-        kva_buf_puts(out, "null");
+    kva_buf_printf(out, ",\"type\":\"%s\"", type);
+    put_text(out, "param", err ? err->param : NULL);
+    put_text(out, "code", kva_status_info(status)->oai_code);
     kva_buf_putc(out, '}');
 }
 
 void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err)
 {
     kva_buf_putc(out, '{');
-    put_members(out, kva_status_info(status)->oai_type, status, err);
+    put_error(out, kva_status_info(status)->oai_type, status, err);
     kva_buf_putc(out, '}');
 }
 
@@ -119,8 +125,39 @@ void kva_anthropic_error_json(struct kva_buf *out, enum kva_status status,
                               const struct kva_err *err, const char *request_id)
 {
     kva_buf_puts(out, "{\"type\":\"error\",");
-    put_members(out, anthropic_type(kva_status_info(status)->http_code), status, err);
+    put_error(out, anthropic_type(kva_status_info(status)->http_code), status, err);
     kva_buf_puts(out, ",\"request_id\":");
     kva_buf_json_string(out, request_id, strlen(request_id));
     kva_buf_putc(out, '}');
+}
+
+/* As the Responses API has it, with the member `error` besides, at which SDKs raise. */
+static void response_event(struct kva_buf *out, uint32_t sequence, enum kva_status status,
+                           const struct kva_err *err)
+{
+    const struct kva_status_info *info = kva_status_info(status);
+    kva_buf_printf(out, "event: error\ndata: {\"type\":\"error\",\"sequence_number\":%u", sequence);
+    put_text(out, "code", info->oai_code);
+    put_text(out, "message", words_of(status, err));
+    put_text(out, "param", err ? err->param : NULL);
+    kva_buf_putc(out, ',');
+    put_error(out, info->oai_type, status, err);
+    kva_buf_puts(out, "}\n\n");
+}
+
+void kva_answer_put_error(const struct kva_answer *answer, enum kva_status status,
+                          const struct kva_err *err, const char *request_id, struct kva_buf *out)
+{
+    if (answer->call->face == KVA_FACE_RESPONSES) {
+        response_event(out, answer->prompts[0].choices[0].sequence, status, err);
+        return;
+    }
+    if (answer->call->face == KVA_FACE_MESSAGES) {
+        kva_buf_puts(out, "event: error\ndata: ");
+        kva_anthropic_error_json(out, status, err, request_id);
+    } else {
+        kva_buf_puts(out, "data: ");
+        kva_error_json(out, status, err);
+    }
+    kva_buf_puts(out, "\n\n");
 }

@@ -304,3 +304,16 @@ def test_coder__langchain_uses_responses(coder):  # noqa: F811
     assert [(call["name"], call["args"]) for call in message.tool_calls] == [("set_lamp", {"on": True, "color": "red"})]
     assert "Paris" in model.invoke("What is the capital of France? Answer with one word.").text
     assert "Paris" in "".join(chunk.text for chunk in model.stream("What is the capital of France? Answer with one word."))
+
+
+@pytest.mark.usefixtures("grammars")
+def test_stream__an_error_is_an_event(client, server):
+    """One that comes within the text: the grammar wants what bad_words forbid."""
+    pattern = {"type": "json_schema", "name": "x", "schema": {"type": "string", "pattern": "^a{3}b$"}}
+    broken = {"text": {"format": pattern}, "bad_words": ["b", "ab", "aab", "aaab", 'b"', 'ab"', 'aab"', 'aaab"']}
+    *before, last = events_of(server, **broken)
+    assert before[0]["type"] == "response.created" and last["type"] == "error"
+    assert last["message"] == last["error"]["message"] and "No token is left" in last["message"]
+    assert last["error"]["type"] == "invalid_request_error"
+    with pytest.raises(openai.APIError, match="No token is left"):
+        list(ask(client, stream=True, text=broken["text"], extra_body={"bad_words": broken["bad_words"]}))

@@ -200,6 +200,76 @@ static void test_errors__of_others_are_openais(void **state)
     fixture_stop(&f);
 }
 
+static uint32_t endless(void *opaque, const struct kva_sequence_params *params, uint32_t index)
+{
+    (void)opaque;
+    (void)params;
+    return 'a' + index % 26;
+}
+
+/* Of an event stream: number of the events, the last one's data. */
+static cJSON *last_event(const char *body, unsigned *ret_count)
+{
+    const char *last = NULL;
+    *ret_count = 0;
+    for (const char *at = body; (at = strstr(at, "event: ")); at++) {
+        last = at;
+        ++*ret_count;
+    }
+    assert_memory_equal(last, "event: error\ndata: ", 19);
+    return cJSON_ParseWithLength(last + 19, strcspn(last + 19, "\n"));
+}
+
+/* What OpenAI's schema says, and what its SDK raises at. */
+static void test_errors__within_a_response_are_an_event(void **state)
+{
+    (void)state;
+    struct reply reply;
+    unsigned count;
+    fixture_init(&f);
+    f.engine.next_token = endless;
+    f.engine.sleep_ns = KVA_NS_PER_MS;
+    f.engine.fail_step = 20;
+    fixture_start(&f);
+    client_post(f.port, "/v1/responses", "{\"input\":\"x\",\"stream\":true}", &reply);
+    assert_int_equal(reply.status, 200);
+    cJSON *json = last_event(reply.body, &count);
+    assert_string_equal(json_text(json, "type"), "error");
+    assert_true(count > 5 && json_number(json, "sequence_number") == count - 1);
+    assert_string_equal(json_text(json, "code"), "device_failed");
+    assert_string_equal(json_text(json, "message"), json_text(json, "error.message"));
+    assert_true(cJSON_IsNull(json_at(json, "param")));
+    assert_string_equal(json_text(json, "error.type"), "server_error");
+    cJSON_Delete(json);
+    reply_finish(&reply);
+    fixture_join(&f);
+    fixture_stop(&f);
+}
+
+static void test_errors__within_a_message_are_an_event(void **state)
+{
+    (void)state;
+    struct reply reply;
+    unsigned count;
+    fixture_init(&f);
+    f.engine.next_token = endless;
+    f.engine.sleep_ns = KVA_NS_PER_MS;
+    f.engine.fail_step = 20;
+    fixture_start(&f);
+    client_post(f.port, "/v1/messages",
+                "{\"model\":\"echo\",\"max_tokens\":500,\"stream\":true,\"messages\":[{\"role\":"
+                "\"user\",\"content\":\"x\"}]}",
+                &reply);
+    assert_int_equal(reply.status, 200);
+    cJSON *json = last_event(reply.body, &count);
+    assert_string_equal(json_text(json, "error.type"), "overloaded_error");
+    assert_string_equal(json_text(json, "request_id"), reply_header(&reply, "Request-Id"));
+    cJSON_Delete(json);
+    reply_finish(&reply);
+    fixture_join(&f);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -209,6 +279,8 @@ int main(void)
         cmocka_unit_test(test_errors__of_messages_have_anthropics_types),
         cmocka_unit_test(test_errors__of_messages_that_are_not_the_clients),
         cmocka_unit_test(test_errors__of_others_are_openais),
+        cmocka_unit_test(test_errors__within_a_response_are_an_event),
+        cmocka_unit_test(test_errors__within_a_message_are_an_event),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
