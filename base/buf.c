@@ -104,6 +104,16 @@ void kva_buf_printf(struct kva_buf *buf, const char *format, ...)
     buf->length += (size_t)length;
 }
 
+void kva_buf_float(struct kva_buf *buf, float value)
+{
+    char text[32];
+    int digits = 6;
+    do
+        snprintf(text, sizeof(text), "%.*g", digits, (double)value);
+    while (strtof(text, NULL) != value && ++digits <= 9);
+    kva_buf_puts(buf, text);
+}
+
 static void put_escape(struct kva_buf *buf, unsigned char c)
 {
     switch (c) {

@@ -39,6 +39,9 @@ void kva_buf_puts(struct kva_buf *buf, const char *text);
 void kva_buf_putc(struct kva_buf *buf, char c);
 void kva_buf_printf(struct kva_buf *buf, const char *format, ...) KVA_PRINTF(2, 3);
 
+/* The shortest decimal that reads back as the same float, which must be finite: of 0.7f it is 0.7. */
+void kva_buf_float(struct kva_buf *buf, float value);
+
 /* Append `length` bytes as a quoted JSON string. Invalid UTF-8 becomes U+FFFD, one per maximal bad
  * sequence; control characters, quote and backslash are escaped, and so are U+0085, U+2028 and U+2029,
  * at which some readers of lines end theirs; '/' and other non-ASCII are not. */

@@ -294,9 +294,10 @@ static enum kva_status keep_echo(struct kva_api_parser *p)
     struct kva_api_call *call = p->call;
     struct kva_buf text;
     kva_buf_init(&text, p->config->limits.arena_bytes_max);
-    kva_buf_printf(&text, ",\"store\":%s,\"temperature\":%.9g,\"top_p\":%.9g",
-                   call->store ? "true" : "false", (double)call->sampling.temperature,
-                   (double)call->sampling.top_p);
+    kva_buf_printf(&text, ",\"store\":%s,\"temperature\":", call->store ? "true" : "false");
+    kva_buf_float(&text, call->sampling.temperature);
+    kva_buf_puts(&text, ",\"top_p\":");
+    kva_buf_float(&text, call->sampling.top_p);
     put_member(&text, call->json, "instructions", "null");
     put_member(&text, call->json, "max_output_tokens", "null");
     put_member(&text, call->json, "metadata", "{}");

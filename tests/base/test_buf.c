@@ -2,6 +2,7 @@
 
 #include "base/buf.h"
 
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +36,38 @@ static void test_buf__json_string_replaces_bad_utf8(void **state KVA_UNUSED)
     check_json("\xE4\xBD", 2, "\"\xEF\xBF\xBD\"");
     check_json("\xED\xA0\x80", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\"");
     check_json("\xF0\x9F\x98x", 4, "\"\xEF\xBF\xBDx\"");
+}
+
+static void check_float(float value, const char *want)
+{
+    struct kva_buf buf;
+    kva_buf_init(&buf, 64);
+    kva_buf_float(&buf, value);
+    assert_string_equal(buf.data, want);
+    assert_true(strtof(buf.data, NULL) == value);
+    kva_buf_finish(&buf);
+}
+
+static void test_buf__floats_are_as_short_as_they_read_back(void **state KVA_UNUSED)
+{
+    check_float(0.7f, "0.7");
+    check_float(0.95f, "0.95");
+    check_float(1, "1");
+    check_float(0, "0");
+    check_float(-2, "-2");
+    check_float(1e-5f, "1e-05");
+    check_float(0.1234567f, "0.1234567");
+    check_float(16777216, "16777216");
+    check_float(0x1.fffffep-2f, "0.49999997");
+    check_float(0x1.6a09e6p-1f, "0.70710677");
+    check_float(FLT_MAX, "3.4028235e+38");
+    for (unsigned i = 1; i < 200; i++) {
+        struct kva_buf buf;
+        kva_buf_init(&buf, 64);
+        kva_buf_float(&buf, 1 / (float)i);
+        assert_true(strtof(buf.data, NULL) == 1 / (float)i);
+        kva_buf_finish(&buf);
+    }
 }
 
 /* As text they are within a line of JSON; some readers would end it there. */
@@ -104,6 +137,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_buf__json_string_escapes),
         cmocka_unit_test(test_buf__json_string_replaces_bad_utf8),
+        cmocka_unit_test(test_buf__floats_are_as_short_as_they_read_back),
         cmocka_unit_test(test_buf__json_string_escapes_line_ends),
         cmocka_unit_test(test_buf__json_string_plain_leaves_line_ends),
         cmocka_unit_test(test_buf__json_line_escapes_line_ends),

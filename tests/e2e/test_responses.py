@@ -50,6 +50,9 @@ def test_create__is_a_response_of_the_sdk(client, server):
     document = server.request("POST", "/v1/responses", body).json()
     Response.model_validate(document)
     assert document["metadata"] == {"a": "b"} and document["id"] != answer.id
+    for temperature, top_p in ((0.7, 0.95), (1, 0.1), (0.123, 1e-5)):
+        sampled = server.request("POST", "/v1/responses", body | {"temperature": temperature, "top_p": top_p}).json()
+        assert (sampled["temperature"], sampled["top_p"]) == (temperature, top_p)
     chat = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Once upon a time"}],
                                           temperature=0, max_tokens=30)
     assert answer.output_text == chat.choices[0].message.content
