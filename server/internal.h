@@ -150,6 +150,9 @@ void kva_server_begin(void *server, struct kva_exchange *exchange);
 void kva_server_handle(void *server, struct kva_exchange *exchange);
 void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exchange,
                             enum kva_status status, const struct kva_err *err);
+/* KVA_EMETHOD, and the header that says which of enum kva_http_method there are. */
+enum kva_status kva_server_refuse_method(struct kva_exchange *exchange, uint32_t allowed,
+                                         struct kva_err *err);
 /* KVA_OK when requests are taken; else err and KVA_EBUSY or KVA_EDEVICE, counted. */
 enum kva_status kva_server_check_open(struct kva_server *server, struct kva_err *err);
 void kva_server_count_rejection(struct kva_server *server, enum kva_status status);

@@ -62,6 +62,9 @@ static const char *const later[] = {
     "/v1/moderations",
     "/v1/files",
     "/v1/batches",
+    "/v1/responses/input_tokens",
+    "/v1/responses/compact",
+    "/v1/messages/batches",
     "/v1/rerank",
     "/v2/rerank",
     "/rerank",
@@ -76,8 +79,18 @@ static const char *const later[] = {
     "/props",
 };
 
+static bool is_later(const char *path)
+{
+    bool is = false;
+    for (size_t i = 0; i < KVA_COUNT_OF(later) && !is; i++)
+        is = strcmp(path, later[i]) == 0;
+    return is;
+}
+
 static const struct route *find_route(const char *path)
 {
+    if (is_later(path))
+        return NULL; /* and no id of something that is here */
     for (size_t i = 0; i < KVA_COUNT_OF(routes); i++) {
         size_t length = strlen(routes[i].path);
         bool prefix = routes[i].path[length - 1] == '/';
@@ -198,7 +211,9 @@ static void add_cors(const struct kva_server *server, struct kva_exchange *excha
         return;
     kva_exchange_add_header(exchange, "Access-Control-Allow-Origin", origin);
     kva_exchange_add_header(exchange, "Vary", "Origin");
-    kva_exchange_add_header(exchange, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+    kva_exchange_add_header(exchange, "Access-Control-Expose-Headers",
+                            "X-Request-Id, Request-Id, Retry-After, X-Should-Retry, "
+                            "X-Kvahead-Truncated-Tokens");
 }
 
 static void list_methods(uint32_t methods, char *out, size_t size)
@@ -208,6 +223,16 @@ static void list_methods(uint32_t methods, char *out, size_t size)
                         : methods & KVA_HTTP_GET   ? "GET, HEAD, POST"
                                                    : "POST";
     snprintf(out, size, "%s%s, OPTIONS", first, more);
+}
+
+enum kva_status kva_server_refuse_method(struct kva_exchange *exchange, uint32_t allowed,
+                                         struct kva_err *err)
+{
+    char methods[64];
+    list_methods(allowed, methods, sizeof(methods));
+    kva_exchange_add_header(exchange, "Allow", methods);
+    return kva_fail(err, KVA_EMETHOD, "%s is not allowed here, only %s.",
+                    kva_exchange_info(exchange)->method, methods);
 }
 
 /* The names that a browser asks for, which are what the page's script sets: SDKs have headers of their
@@ -282,10 +307,8 @@ static const struct route *near_route(const char *path)
 
 static enum kva_status no_route(const char *path, struct kva_err *err)
 {
-    for (size_t i = 0; i < KVA_COUNT_OF(later); i++) {
-        if (strcmp(path, later[i]) == 0)
-            return kva_fail(err, KVA_ENOTFOUND, "%s is not supported by this server.", path);
-    }
+    if (is_later(path))
+        return kva_fail(err, KVA_ENOTFOUND, "%s is not supported by this server.", path);
     const struct route *near = near_route(path);
     if (near)
         return kva_fail(err, KVA_ENOTFOUND, "There is no route '%.200s', but there is '%s'.", path,
@@ -361,13 +384,8 @@ static enum kva_status check_message(struct kva_exchange *exchange, const struct
 {
     const struct kva_exchange_info *info = kva_exchange_info(exchange);
     const struct kva_http_head *head = kva_exchange_head(exchange);
-    if (!(route->methods & head->method)) {
-        char methods[64];
-        list_methods(route->methods, methods, sizeof(methods));
-        kva_exchange_add_header(exchange, "Allow", methods);
-        return kva_fail(err, KVA_EMETHOD, "%s is not allowed here, only %s.", info->method,
-                        methods);
-    }
+    if (!(route->methods & head->method))
+        return kva_server_refuse_method(exchange, route->methods, err);
     bool has_body = head->chunked || head->content_length > 0;
     /* Where a GET is a request, too, a POST may need none. */
     if (head->method == KVA_HTTP_POST && (has_body || !(route->methods & KVA_HTTP_GET)))

@@ -284,21 +284,19 @@ void kva_view_response(struct kva_server *server, struct kva_exchange *exchange)
     char id[128];
     size_t length = strcspn(rest, "/");
     snprintf(id, sizeof(id), "%.*s", (int)kva_min_size(length, sizeof(id) - 1), rest);
-    bool known = false;
+    uint32_t allowed = 0;
     for (size_t i = 0; i < KVA_COUNT_OF(views); i++) {
         if (strcmp(rest + length, views[i].word) != 0)
             continue;
-        known = true;
+        allowed |= views[i].methods;
         if (views[i].methods & method) {
             views[i].handle(server, exchange, id);
             return;
         }
     }
     struct kva_err err;
-    enum kva_status status =
-        known ? kva_fail(&err, KVA_EMETHOD, "%s is not allowed for '%.100s'.",
-                         kva_exchange_info(exchange)->method, kva_exchange_info(exchange)->path)
-              : kva_fail(&err, KVA_ENOTFOUND, "There is no route '%.200s'.",
-                         kva_exchange_info(exchange)->path);
+    enum kva_status status = allowed ? kva_server_refuse_method(exchange, allowed, &err)
+                                     : kva_fail(&err, KVA_ENOTFOUND, "There is no route '%.200s'.",
+                                                kva_exchange_info(exchange)->path);
     kva_server_reply_error(server, exchange, status, &err);
 }

@@ -235,8 +235,11 @@ def test_cancel__is_for_what_runs_in_the_background(client, server):
     with pytest.raises(openai.NotFoundError):
         client.responses.cancel("resp_none")
     assert server.request("POST", f"/v1/responses/{answer.id}/cancel").status == 400, "without a body"
-    assert server.request("GET", f"/v1/responses/{answer.id}/cancel").status == 405
-    assert server.request("POST", f"/v1/responses/{answer.id}", {}).status == 405
+    assert server.request("GET", f"/v1/responses/{answer.id}/cancel").headers["allow"] == "POST, OPTIONS"
+    refused = server.request("POST", f"/v1/responses/{answer.id}", {})
+    assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD, DELETE, OPTIONS")
+    with pytest.raises(openai.NotFoundError, match="is not supported by this server"):
+        client.responses.input_tokens.count(model="demo", input="x")
     assert server.request("GET", f"/v1/responses/{answer.id}/elsewhere").status == 404
 
 

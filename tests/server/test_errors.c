@@ -270,6 +270,64 @@ static void test_errors__within_a_message_are_an_event(void **state)
     fixture_stop(&f);
 }
 
+static void expect_allowed(const char *method, const char *path, const char *want)
+{
+    struct reply reply;
+    client_request(f.port, method, path, NULL, NULL, &reply);
+    assert_int_equal(reply.status, 405);
+    assert_string_equal(reply_header(&reply, "Allow"), want);
+    reply_finish(&reply);
+}
+
+static void test_errors__of_methods_say_which_there_are(void **state)
+{
+    (void)state;
+    fixture_init(&f);
+    fixture_start(&f);
+    expect_allowed("GET", "/v1/responses", "POST, OPTIONS");
+    expect_allowed("POST", "/v1/responses/resp_1", "GET, HEAD, DELETE, OPTIONS");
+    expect_allowed("DELETE", "/v1/responses/resp_1/input_items", "GET, HEAD, OPTIONS");
+    expect_allowed("GET", "/v1/responses/resp_1/cancel", "POST, OPTIONS");
+    fixture_stop(&f);
+}
+
+/* They look like ids of responses. */
+static void test_errors__of_routes_that_are_not_here(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"/v1/responses/input_tokens", "/v1/responses/compact",
+                                        "/v1/messages/batches"};
+    struct reply reply;
+    fixture_init(&f);
+    fixture_start(&f);
+    for (size_t i = 0; i < KVA_COUNT_OF(paths); i++) {
+        client_post(f.port, paths[i], "{}", &reply);
+        assert_int_equal(reply.status, 404);
+        assert_non_null(strstr(reply.body, "is not supported by this server."));
+        reply_finish(&reply);
+    }
+    fixture_stop(&f);
+}
+
+/* Pages see no header but those that they are told of. */
+static void test_errors__pages_may_read_what_clients_go_by(void **state)
+{
+    (void)state;
+    static const char *const origins[] = {"https://app"};
+    static const char *const names[] = {"X-Request-Id", "Request-Id", "Retry-After",
+                                        "X-Should-Retry", "X-Kvahead-Truncated-Tokens"};
+    struct reply reply;
+    fixture_init(&f);
+    f.params.cors_origins = origins;
+    f.params.cors_origin_count = 1;
+    fixture_start(&f);
+    client_request(f.port, "POST", "/v1/completions", "Origin: https://app\r\n", "{}", &reply);
+    for (size_t i = 0; i < KVA_COUNT_OF(names); i++)
+        assert_non_null(strstr(reply_header(&reply, "Access-Control-Expose-Headers"), names[i]));
+    reply_finish(&reply);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +339,9 @@ int main(void)
         cmocka_unit_test(test_errors__of_others_are_openais),
         cmocka_unit_test(test_errors__within_a_response_are_an_event),
         cmocka_unit_test(test_errors__within_a_message_are_an_event),
+        cmocka_unit_test(test_errors__of_methods_say_which_there_are),
+        cmocka_unit_test(test_errors__of_routes_that_are_not_here),
+        cmocka_unit_test(test_errors__pages_may_read_what_clients_go_by),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
