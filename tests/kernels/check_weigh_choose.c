@@ -234,7 +234,8 @@ static void once_case(struct check *check, uint32_t group, uint32_t pages, uint3
     test->weigh.heads = group * test->weigh.kv_heads;
     test->weigh.head_dim = dims[check_below(check, KVA_COUNT_OF(dims))];
     test->weigh.kv_dtype = check_below(check, 2) ? KVA_F16 : KVA_BF16;
-    test->choose.kind = (enum kva_choose_kind)(check_below(check, 2) ? check_below(check, 3) : 0);
+    if (pages <= 64 || check_below(check, 2)) /* of one chunk, any kind */
+        test->choose.kind = (enum kva_choose_kind)check_below(check, 3);
     test->choose.share = test->choose.kind == KVA_CHOOSE_NEAR ? 0.3f : 0;
     test->odd = check_below(check, 3) == 0;
     build(check, test, pages, k);
