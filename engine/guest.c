@@ -181,10 +181,12 @@ void kva_guests_free(struct kva_guests *g, uint64_t loan)
     struct guest gone = *guest;
     *guest = (struct guest){0};
     pthread_mutex_unlock(&g->lock);
-    kva_kv_order_copies(g->engine->kv);
-    for (uint32_t i = 0; i < gone.loan.page_count; i++)
-        kva_kv_offload(g->engine->kv, gone.pages[i], g->zeros, page_bytes(g));
-    g->engine->kv->guest_bytes -= gone.loan.page_count * page_bytes(g);
+    struct kva_kv *kv = g->engine->kv;
+    kva_kv_order_copies(kv);
+    for (uint32_t i = 0; i < gone.loan.page_count; i++) /* of no sequence: it is not counted */
+        kva_device_copy(kv->device, KVA_QUEUE_COPY, gone.pages[i], g->zeros, page_bytes(g));
+    kv->copies_pending = true;
+    kv->guest_bytes -= gone.loan.page_count * page_bytes(g);
     free_pages(g, gone.pages, gone.loan.page_count);
 }
 

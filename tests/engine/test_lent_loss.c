@@ -130,6 +130,11 @@ static void test_lent__guest_pages_are_wiped(void **state KVA_UNUSED)
     }
     kva_guests_free(guests, loan.id);
     free(got);
+    /* Which copies nothing to the host. */
+    const struct kva_engine *creditor = w.net.creditors[0].fixture.engine;
+    struct kva_engine_usage usage;
+    creditor->ops->usage(creditor->self, &usage);
+    assert_int_equal(kva_counts_named(&usage.counts, "offloaded_bytes"), 0);
     lent_close(&w);
 }
 
