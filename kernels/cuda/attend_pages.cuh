@@ -229,8 +229,6 @@ static __device__ void load_query(uint32_t (&words)[D / 8], const attend_shape &
 
 /* --- a pair's maximum and sums ---------------------------------------------------------------- */
 
-#define LOG2_E 1.44269504088896341f
-
 /* What exponents are relative to, and the scale of what was summed relative to another. */
 struct pair_scale {
     float base, keep;

@@ -14,8 +14,6 @@
 
 #include <math.h>
 
-#define LOG2_E      1.44269504088896341f
-
 #define COLUMNS     8u  /* pairs of a product */
 #define WARP_TOKENS 32u /* in two products of 16 rows */
 #define PARTS_MAX   4u  /* pages of a block */

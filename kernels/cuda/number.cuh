@@ -11,6 +11,9 @@
 #define KVA_WARP 32u
 #define KVA_ALL  0xFFFFFFFFu
 
+/* Of exponents to base 2. */
+#define LOG2_E 1.44269504088896341f
+
 /* The block's dynamic shared memory as `type *name`. */
 #ifdef __CUDACC__
 #define KVA_DYNAMIC_SHARED(type, name)                                                             \

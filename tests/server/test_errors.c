@@ -220,19 +220,25 @@ static cJSON *last_event(const char *body, unsigned *ret_count)
     return cJSON_ParseWithLength(last + 19, strcspn(last + 19, "\n"));
 }
 
+/* A stream whose device fails within it. */
+static void post_failing(const char *path, const char *body, struct reply *reply)
+{
+    fixture_init(&f);
+    f.engine.next_token = endless;
+    f.engine.sleep_ns = KVA_NS_PER_MS;
+    f.engine.fail_step = 20;
+    fixture_start(&f);
+    client_post(f.port, path, body, reply);
+    assert_int_equal(reply->status, 200);
+}
+
 /* What OpenAI's schema says, and what its SDK raises at. */
 static void test_errors__within_a_response_are_an_event(void **state)
 {
     (void)state;
     struct reply reply;
     unsigned count;
-    fixture_init(&f);
-    f.engine.next_token = endless;
-    f.engine.sleep_ns = KVA_NS_PER_MS;
-    f.engine.fail_step = 20;
-    fixture_start(&f);
-    client_post(f.port, "/v1/responses", "{\"input\":\"x\",\"stream\":true}", &reply);
-    assert_int_equal(reply.status, 200);
+    post_failing("/v1/responses", "{\"input\":\"x\",\"stream\":true}", &reply);
     cJSON *json = last_event(reply.body, &count);
     assert_string_equal(json_text(json, "type"), "error");
     assert_true(count > 5 && json_number(json, "sequence_number") == count - 1);
@@ -251,16 +257,10 @@ static void test_errors__within_a_message_are_an_event(void **state)
     (void)state;
     struct reply reply;
     unsigned count;
-    fixture_init(&f);
-    f.engine.next_token = endless;
-    f.engine.sleep_ns = KVA_NS_PER_MS;
-    f.engine.fail_step = 20;
-    fixture_start(&f);
-    client_post(f.port, "/v1/messages",
-                "{\"model\":\"echo\",\"max_tokens\":500,\"stream\":true,\"messages\":[{\"role\":"
-                "\"user\",\"content\":\"x\"}]}",
-                &reply);
-    assert_int_equal(reply.status, 200);
+    post_failing("/v1/messages",
+                 "{\"model\":\"echo\",\"max_tokens\":500,\"stream\":true,\"messages\":[{\"role\":"
+                 "\"user\",\"content\":\"x\"}]}",
+                 &reply);
     cJSON *json = last_event(reply.body, &count);
     assert_string_equal(json_text(json, "error.type"), "overloaded_error");
     assert_string_equal(json_text(json, "request_id"), reply_header(&reply, "Request-Id"));
