@@ -247,6 +247,7 @@ struct mass_warp {
     const void *keys; /* of its first token */
     float *mass;      /* of the lane's token; NULL: there is none */
     uint32_t first;   /* position of its first token */
+    bool works;       /* the item has a part for it */
 };
 
 static __device__ mass_warp warp_of(const mass_params &p, const mass_item &item, uint32_t kv_head,
@@ -259,7 +260,8 @@ static __device__ mass_warp warp_of(const mass_params &p, const mass_item &item,
     const bool there = works && token >= part.token_first && token < part.token_end;
     const size_t row = static_cast<size_t>(kv_head) * KVA_PAGE_TOKENS + slot;
     return {static_cast<const unsigned char *>(part.block) + row * 2 * p.dim * sizeof(uint16_t),
-            there ? part.mass + kv_head * part.mass_stride + token : nullptr, part.position + slot};
+            there ? part.mass + kv_head * part.mass_stride + token : nullptr, part.position + slot,
+            works};
 }
 
 /* WHOLE: rows are whole vectors (vector.cuh). */
@@ -274,21 +276,19 @@ static __global__ void __launch_bounds__(PARTS_MAX *PART_WARPS *KVA_WARP, D > 12
     constexpr uint32_t product = D / 32 * KVA_WARP;
     const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;
     const mass_item item = p.items[blockIdx.x];
-    const bool works = warp / PART_WARPS < item.part_count;
     const mass_warp own = warp_of(p, item, blockIdx.y, warp, lane);
     const uint32_t pairs = item.row_count * p.group;
     const float c = __fmul_rn(p.scale, LOG2_E);
     float sum = own.mass ? *own.mass : 0.0f;
     key_rows<KV, D> keys;
-    if (works)
+    if (own.works)
         load_keys<KV, D, WHOLE>(keys, static_cast<const KV *>(own.keys), p.dim, lane);
     for (uint32_t base = 0; base < pairs; base += p.chunk) {
         const uint32_t count = min(p.chunk, pairs - base), buffer = base / p.chunk % 2;
-        const uint4 *queries = q + buffer * (p.chunk / COLUMNS * product);
-        load_pairs<KV, D>(p, item, base, count, q + buffer * (p.chunk / COLUMNS * product),
-                          &all[buffer]);
+        uint4 *queries = q + buffer * (p.chunk / COLUMNS * product);
+        load_pairs<KV, D>(p, item, base, count, queries, &all[buffer]);
         __syncthreads(); /* the pairs are there, and those before the last ones have been used */
-        for (uint32_t pair = 0; pair < count && works; pair += COLUMNS, queries += product) {
+        for (uint32_t pair = 0; pair < count && own.works; pair += COLUMNS, queries += product) {
             float s[WARP_TOKENS / 8][2];
             multiply<KV, D>(s, keys, queries, lane);
             sum = add_pairs(sum, s, all[buffer], pair, c, own.first, lane);
