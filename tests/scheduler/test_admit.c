@@ -231,15 +231,22 @@ static void test_admit__keeps_a_page_per_running_sequence_free(void **state KVA_
     fixture_end(&f);
 }
 
+/* One place for partial prefills, and request 1, which will have it. */
+static struct request_spec begin_with_long(struct fixture *f)
+{
+    struct request_spec spec = tracker_spec(1);
+    fixture_init(f);
+    f->engine.limits.partial_prefills_max = 1;
+    fixture_begin(f);
+    spec.prompt_tokens = 5000;
+    assert_int_equal(fixture_submit(f, &spec), KVA_OK);
+    return spec;
+}
+
 static void test_admit__bounds_partial_prefills_and_lets_short_prompts_in(void **state KVA_UNUSED)
 {
     struct fixture f;
-    fixture_init(&f);
-    f.engine.limits.partial_prefills_max = 1;
-    fixture_begin(&f);
-    struct request_spec spec = tracker_spec(1);
-    spec.prompt_tokens = 5000;
-    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    struct request_spec spec = begin_with_long(&f);
     spec.id = 2;
     assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
     spec = tracker_spec(3);
@@ -293,12 +300,7 @@ static void test_admit__short_prompts_pass_long_ones_without_end(void **state KV
 static void test_admit__cached_tokens_do_not_make_a_prompt_long(void **state KVA_UNUSED)
 {
     struct fixture f;
-    fixture_init(&f);
-    f.engine.limits.partial_prefills_max = 1;
-    fixture_begin(&f);
-    struct request_spec spec = tracker_spec(1);
-    spec.prompt_tokens = 5000;
-    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    struct request_spec spec = begin_with_long(&f);
     fixture_step(&f);
     for (uint64_t id = 2; id <= 5; id++) {
         spec = tracker_spec(id);
