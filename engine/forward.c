@@ -64,19 +64,42 @@ void kva_forward_norm(struct kva_forward *fw, void *out, const void *x, struct k
                               });
 }
 
-static void linear(struct kva_forward *fw, void *out, const void *x, struct kva_weight weight,
-                   struct kva_weight bias, uint32_t rows, bool accumulate)
+/* Of rows that lie one behind the other. */
+static struct kva_linear_args product_of(void *out, const void *x, struct kva_weight weight,
+                                         struct kva_weight bias, uint32_t rows)
 {
-    fw->ops->linear(fw->device, &(struct kva_linear_args){
-                                    .out = out,
-                                    .x = x,
-                                    .weight = weight,
-                                    .bias = bias,
-                                    .rows = rows,
-                                    .x_stride = weight.cols,
-                                    .out_stride = weight.rows,
-                                    .accumulate = accumulate,
-                                });
+    return (struct kva_linear_args){
+        .out = out,
+        .x = x,
+        .weight = weight,
+        .bias = bias,
+        .rows = rows,
+        .x_stride = weight.cols,
+        .out_stride = weight.rows,
+    };
+}
+
+/* hidden += the product: the residual stream. */
+static void add_product(struct kva_forward *fw, void *hidden, const void *x,
+                        struct kva_weight weight, struct kva_weight bias, uint32_t rows)
+{
+    struct kva_linear_args args = product_of(hidden, x, weight, bias, rows);
+    args.accumulate = true;
+    fw->ops->linear(fw->device, &args);
+}
+
+/* Q, K and V of what KVA_SCRATCH_NORMED holds. */
+static void project(struct kva_forward *fw, const struct kva_layer_weights *w, uint32_t rows)
+{
+    const struct kva_scratch_piece *s = fw->scratch;
+    const void *normed = s[KVA_SCRATCH_NORMED].data;
+    const struct kva_linear_args products[] = {
+        product_of(s[KVA_SCRATCH_Q].data, normed, w->q, w->q_bias, rows),
+        product_of(s[KVA_SCRATCH_K].data, normed, w->k, w->k_bias, rows),
+        product_of(s[KVA_SCRATCH_V].data, normed, w->v, w->v_bias, rows),
+    };
+    fw->ops->linear_group(fw->device,
+                          &(struct kva_linear_group_args){products, KVA_COUNT_OF(products)});
 }
 
 /* QK norm of one of q and k, if the model has it. */
@@ -168,19 +191,22 @@ static void mlp(struct kva_forward *fw, const struct kva_layer_weights *w, void 
     const void *normed = fw->scratch[KVA_SCRATCH_NORMED].data;
     void *gate = fw->scratch[KVA_SCRATCH_GATE].data;
     void *up = fw->scratch[KVA_SCRATCH_UP].data;
-    linear(fw, up, normed, w->up, w->up_bias, rows, false);
-    if (c->gated_mlp)
-        linear(fw, gate, normed, w->gate, w->gate_bias, rows, false);
-    void *activated = c->gated_mlp ? gate : up;
-    fw->ops->glu(fw->device, &(struct kva_glu_args){
-                                 .out = activated,
-                                 .gate = activated,
-                                 .up = c->gated_mlp ? up : NULL,
-                                 .rows = rows,
-                                 .dim = c->intermediate_size,
-                                 .activation = c->activation,
-                             });
-    linear(fw, hidden, activated, w->down, w->down_bias, rows, true);
+    const struct kva_linear_args product = product_of(up, normed, w->up, w->up_bias, rows);
+    if (c->gated_mlp) {
+        fw->ops->linear_glu(fw->device, &(struct kva_linear_glu_args){
+                                            product_of(gate, normed, w->gate, w->gate_bias, rows),
+                                            product, c->activation});
+    } else {
+        fw->ops->linear(fw->device, &product);
+        fw->ops->glu(fw->device, &(struct kva_glu_args){
+                                     .out = up,
+                                     .gate = up,
+                                     .rows = rows,
+                                     .dim = c->intermediate_size,
+                                     .activation = c->activation,
+                                 });
+    }
+    add_product(fw, hidden, c->gated_mlp ? gate : up, w->down, w->down_bias, rows);
 }
 
 /* Shows a point of the layer to an observer that wants to see it. */
@@ -203,7 +229,8 @@ void kva_forward_queries(struct kva_forward *fw, void *q, const void *normed,
                          const struct kva_layer_weights *w, const uint32_t *positions,
                          uint32_t rows)
 {
-    linear(fw, q, normed, w->q, w->q_bias, rows, false);
+    const struct kva_linear_args product = product_of(q, normed, w->q, w->q_bias, rows);
+    fw->ops->linear(fw->device, &product);
     norm_heads(fw, q, w->q_norm, rows, fw->config->heads);
     rotate_heads(fw, q, positions, rows, fw->config->heads);
 }
@@ -214,17 +241,13 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     const struct kva_layer_weights *w = &fw->layers[layer];
     const struct kva_model_config *c = fw->config;
     void *normed = fw->scratch[KVA_SCRATCH_NORMED].data;
-    void *q = fw->scratch[KVA_SCRATCH_Q].data;
-    void *k = fw->scratch[KVA_SCRATCH_K].data;
     struct kva_forward_layer_view view = {KVA_POINT_INPUT, .layer = layer, .rows = rows};
     show_layer(fw, call, pass, view);
     kva_kv_layer_input(fw->params.kv, pass, layer, call->hidden);
     if (layer + 1 < pass->layer_first + pass->layer_count)
         kva_forward_rehearse(fw, pass, layer + 1, call->hidden);
     kva_forward_norm(fw, normed, call->hidden, w->attn_norm, w->attn_norm_bias, rows);
-    linear(fw, q, normed, w->q, w->q_bias, rows, false);
-    linear(fw, k, normed, w->k, w->k_bias, rows, false);
-    linear(fw, fw->scratch[KVA_SCRATCH_V].data, normed, w->v, w->v_bias, rows, false);
+    project(fw, w, rows);
     if (c->parallel_residual)
         kva_forward_norm(fw, normed, call->hidden, w->mlp_norm, w->mlp_norm_bias, rows);
     position_rows(fw, w, rows);
@@ -234,7 +257,7 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     append(fw, pass, rows);
     kva_forward_attend(fw, pass, call->observer, layer, rows);
     kva_kv_layer_end(fw->params.kv, pass, layer);
-    linear(fw, call->hidden, fw->scratch[KVA_SCRATCH_ATTN].data, w->o, w->o_bias, rows, true);
+    add_product(fw, call->hidden, fw->scratch[KVA_SCRATCH_ATTN].data, w->o, w->o_bias, rows);
     view.point = KVA_POINT_ATTENDED;
     show_layer(fw, call, pass, view);
     if (!c->parallel_residual)

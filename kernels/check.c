@@ -31,6 +31,40 @@ static bool check_linear(struct kva_device *device, const struct kva_linear_args
     return true;
 }
 
+static bool check_linear_group(struct kva_device *device, const struct kva_linear_group_args *args)
+{
+    const struct kva_linear_args *first = args->products;
+    if (args->count == 0 || args->count > KVA_LINEAR_GROUP_MAX)
+        return kva_check_refuse(device, "linear_group: %u products (1 to %u)", args->count,
+                                KVA_LINEAR_GROUP_MAX);
+    for (uint32_t i = 0; i < args->count; i++) {
+        const struct kva_linear_args *product = &first[i];
+        if (product->x != first->x || product->x_stride != first->x_stride ||
+            product->rows != first->rows || product->weight.cols != first->weight.cols)
+            return kva_check_refuse(device, "linear_group: product %u is of other rows", i);
+        if (!check_linear(device, product))
+            return false;
+    }
+    return true;
+}
+
+/* A product whose rows are the MLP's. */
+static bool is_dense(const struct kva_linear_args *args)
+{
+    return args->out_stride == args->weight.rows && !args->accumulate && !args->out_f32;
+}
+
+static bool check_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args)
+{
+    const struct kva_linear_args products[] = {args->gate, args->up};
+    if (!is_dense(&args->gate) || !is_dense(&args->up) ||
+        args->gate.weight.rows != args->up.weight.rows)
+        return kva_check_refuse(device,
+                                "linear_glu: gate and up are not dense rows of as many outputs");
+    return check_linear_group(device,
+                              &(struct kva_linear_group_args){products, KVA_COUNT_OF(products)});
+}
+
 static bool check_rope(struct kva_device *device, const struct kva_rope_args *args)
 {
     uint32_t most = kva_check_limits(device)->rotary_dim_max;
@@ -393,6 +427,8 @@ static bool check_shortlist(struct kva_device *device, const struct kva_shortlis
 CHECKED(embed)
 CHECKED(norm)
 CHECKED(linear)
+CHECKED(linear_group)
+CHECKED(linear_glu)
 CHECKED(rope)
 CHECKED(glu)
 CHECKED(gather)
@@ -429,6 +465,7 @@ CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
 #define TABLE(fused, apart, join, once)                                                            \
     {                                                                                              \
         .embed = checked_embed, .norm = checked_norm, .linear = checked_linear,                    \
+        .linear_group = checked_linear_group, .linear_glu = checked_linear_glu,                    \
         .rope = checked_rope, .glu = checked_glu, .gather = checked_gather,                        \
         .sum_rows = checked_sum_rows, .kv_append = checked_kv_append,                              \
         .quantise = checked_quantise, .attend = checked_attend,                                    \

@@ -79,6 +79,23 @@ struct kva_linear_args {
     bool out_f32;    /* logits */
 };
 
+/* Products of the same rows, as linear makes each of them: q, k and v. None overlaps another's out,
+ * nor x. */
+#define KVA_LINEAR_GROUP_MAX 3u
+struct kva_linear_group_args {
+    const struct kva_linear_args
+        *products;  /* host [count]: x, x_stride, rows and inputs as [0]'s */
+    uint32_t count; /* at most KVA_LINEAR_GROUP_MAX */
+};
+
+/* The bits of linear for `gate`, linear for `up`, then glu of the two into gate.out: a gated MLP up
+ * to its second product. */
+struct kva_linear_glu_args {
+    struct kva_linear_args gate; /* rows dense, in the activations' format, not added to out */
+    struct kva_linear_args up;   /* the same rows and outputs; its out may be left as it is */
+    enum kva_activation activation;
+};
+
 /* Rotary embedding in place, half-split pairs (i, i + rotary_dim / 2) of each head's first
  * rotary_dim elements: angle = position * inv_freq[i]; cos and sin are multiplied by `factor`.
  * Elements from rotary_dim on stay. */
@@ -128,6 +145,8 @@ struct kva_ops {
     void (*embed)(struct kva_device *device, const struct kva_embed_args *args);
     void (*norm)(struct kva_device *device, const struct kva_norm_args *args);
     void (*linear)(struct kva_device *device, const struct kva_linear_args *args);
+    void (*linear_group)(struct kva_device *device, const struct kva_linear_group_args *args);
+    void (*linear_glu)(struct kva_device *device, const struct kva_linear_glu_args *args);
     void (*rope)(struct kva_device *device, const struct kva_rope_args *args);
     void (*glu)(struct kva_device *device, const struct kva_glu_args *args);
     void (*gather)(struct kva_device *device, const struct kva_gather_args *args);

@@ -169,6 +169,27 @@ static void profiled_linear(struct kva_device *device, const struct kva_linear_a
     count(profile, device, KVA_PROFILE_LINEAR, start_ns);
 }
 
+static void profiled_linear_group(struct kva_device *device,
+                                  const struct kva_linear_group_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = profile->now_ns();
+    for (uint32_t i = 0; i < args->count; i++)
+        count_linear(&profile->counts, &args->products[i]);
+    profile->inner->linear_group(device, args);
+    count(profile, device, KVA_PROFILE_LINEAR, start_ns);
+}
+
+static void profiled_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = profile->now_ns();
+    count_linear(&profile->counts, &args->gate);
+    count_linear(&profile->counts, &args->up);
+    profile->inner->linear_glu(device, args);
+    count(profile, device, KVA_PROFILE_LINEAR, start_ns);
+}
+
 static void profiled_attend(struct kva_device *device, const struct kva_attend_args *args)
 {
     struct kva_profile *profile = profile_of(device);
@@ -252,6 +273,8 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .embed = profiled_embed,
                 .norm = profiled_norm,
                 .linear = profiled_linear,
+                .linear_group = profiled_linear_group,
+                .linear_glu = profiled_linear_glu,
                 .rope = profiled_rope,
                 .glu = profiled_glu,
                 .gather = profiled_gather,

@@ -367,7 +367,9 @@ bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *n
 void kva_cuda_embed(struct kva_device *device, const struct kva_embed_args *args);
 void kva_cuda_norm(struct kva_device *device, const struct kva_norm_args *args);
 void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args);
-/* The same into a capture, whose failure is none of the device's; beside the compute stream's, in a
+void kva_cuda_linear_group(struct kva_device *device, const struct kva_linear_group_args *args);
+void kva_cuda_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args);
+/* linear into a capture, whose failure is none of the device's; beside the compute stream's, in a
  * lane: of weights that are not packed, without a bias. */
 bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args *args);
 bool kva_cuda_try_linear_beside(struct kva_device *device, uint32_t lane,

@@ -1,9 +1,11 @@
-/* linear.cu - linear: cuBLAS with fp32 accumulation; of packed weights: linear_packed.cu.
+/* linear.cu - linear, linear_group and linear_glu: cuBLAS with fp32 accumulation, but few rows
+ * (linear_few.cu) and packed weights (linear_packed.cu).
  *
  * cuBLAS chooses its algorithm by the shape, rows included: a row alone and the same row among
  * others may differ in the last bits. The same call gives the same bits (one stream, one
  * workspace). */
-#include "kernels/cuda/packed.cuh"
+#include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/number.cuh"
 
 static cudaDataType_t blas_type(enum kva_dtype dtype)
 {
@@ -86,10 +88,31 @@ bool kva_cuda_try_linear_beside(struct kva_device *device, uint32_t lane,
 
 void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args)
 {
-    if (args->rows == 0 || !kva_cuda_enter(device) || kva_cuda_defer_linear(device, args))
+    if (args->rows == 0 || !kva_cuda_enter(device) || kva_cuda_linear_few(device, args, 1) ||
+        kva_cuda_defer_linear(device, args))
         return;
     if (kva_dtype_is_packed(args->weight.dtype))
         (void)kva_cuda_linear_packed(device, args, run_plain);
     else
         (void)run_plain(device, args);
+}
+
+void kva_cuda_linear_group(struct kva_device *device, const struct kva_linear_group_args *args)
+{
+    if (args->products->rows == 0 || !kva_cuda_enter(device) ||
+        kva_cuda_linear_few(device, args->products, args->count))
+        return;
+    for (uint32_t i = 0; i < args->count; i++)
+        kva_cuda_linear(device, &args->products[i]);
+}
+
+void kva_cuda_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args)
+{
+    if (args->gate.rows == 0 || !kva_cuda_enter(device) || kva_cuda_linear_few_glu(device, args))
+        return;
+    kva_cuda_linear(device, &args->gate);
+    kva_cuda_linear(device, &args->up);
+    const struct kva_glu_args glu = {args->gate.out,  args->gate.out,         args->up.out,
+                                     args->gate.rows, args->gate.weight.rows, args->activation};
+    kva_cuda_glu(device, &glu);
 }

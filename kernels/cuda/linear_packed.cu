@@ -7,6 +7,7 @@
  *
  * More rows: panels are expanded to the activations' format in scratch, as many at a time as fit,
  * for cuBLAS: two bytes written and read a weight, beside FEW_ROWS and more products. */
+#include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/packed.cuh"
 
 #define FEW_ROWS  16u

@@ -72,6 +72,19 @@ static __device__ __forceinline__ uint32_t kva_transpose(uint32_t pair)
     return to;
 }
 
+/* 16 bytes that are read once, of memory that the kernel does not write: they need not stay in a
+ * cache. Not `valid`: `to` stays. */
+static __device__ __forceinline__ void kva_load_once(uint4 &to, const void *from, bool valid)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred p;\n\t"
+                 "setp.ne.u32 p, %5, 0;\n\t"
+                 "@p ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];\n\t"
+                 "}"
+                 : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+                 : "l"(from), "r"(static_cast<uint32_t>(valid)));
+}
+
 /* 16 bytes from global to shared memory, later; zeros instead if not `valid`. */
 static __device__ __forceinline__ void kva_copy_async(void *to, const void *from, bool valid)
 {

@@ -64,15 +64,35 @@ struct kva_bf16 {
     uint16_t bits;
 };
 
-/* Every kernel's first statement. It waits for what its stream had before, and has written: the
- * kernel may have been launched ahead of that (kva_cuda_run), so nothing is read or written before,
- * nor returned. Then the kernel behind it may be launched, which waits in the same way. */
-__device__ __forceinline__ void kva_begin()
+/* What the stream had before has run and written, from here on: the kernel may have been launched
+ * ahead of that (kva_cuda_run). */
+__device__ __forceinline__ void kva_await()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The kernel behind this one may be launched, which waits in the same way. */
+__device__ __forceinline__ void kva_let_next()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+/* Every kernel's first statement: nothing is read or written before, nor returned. */
+__device__ __forceinline__ void kva_begin()
+{
+    kva_await();
+    kva_let_next();
+}
+
+/* The first statement of a kernel that reads weights, which nobody writes any more, before it calls
+ * kva_await, and nothing else. */
+__device__ __forceinline__ void kva_begin_weights()
+{
+    kva_let_next();
 }
 
 __device__ __forceinline__ float kva_to_f32(float x)

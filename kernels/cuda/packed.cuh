@@ -115,11 +115,4 @@ __device__ __forceinline__ void kva_packed_load_four(const kva_cuda_packed &w, u
         out[i] = kva_packed_weight(w.format, scales, codes, i);
 }
 
-/* Linear with weights in the activations' format; false: it could not be launched. */
-typedef bool kva_cuda_linear_fn(struct kva_device *device, const struct kva_linear_args *args);
-
-/* linear_packed.cu: with packed weights; `multiply`: for what it expands. */
-bool kva_cuda_linear_packed(struct kva_device *device, const struct kva_linear_args *args,
-                            kva_cuda_linear_fn *multiply);
-
 #endif

@@ -1,5 +1,6 @@
 /* rows.cu - operators that treat rows alone: embed, rope, glu, kv_append, merge, gather, sum_rows. All
  * are bound by memory or by the launch; each element is computed in fp32 and rounded once. */
+#include "kernels/cuda/glu.cuh"
 #include "kernels/cuda/packed.cuh"
 #include "kernels/cuda/vector.cuh"
 
@@ -140,45 +141,6 @@ void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args)
 #define GLU_OWN     2u
 #define GLU_THREADS 128u
 
-/* x / (1 + e^z), without the branch of a division that is right for every number: a quarter of the
- * divisor, one at least and no infinity, has a reciprocal in the range of normal numbers, and a step
- * of Newton's makes that right to its last bit but one. */
-static __device__ __forceinline__ float by_logistic(float x, float z)
-{
-    const float by = fminf(fmaf(expf(z), 0.25f, 0.25f), 0x1p127f);
-    float r = kva_reciprocal(by);
-    r = fmaf(fmaf(-by, r, 1.0f), r, r);
-    return 0.25f * x * r;
-}
-
-struct silu {
-    static __device__ __forceinline__ float of(float x)
-    {
-        return by_logistic(x, -x);
-    }
-};
-
-struct gelu { /* by erfc, which keeps its precision where x is negative */
-    static __device__ __forceinline__ float of(float x)
-    {
-        return 0.5f * x * erfcf(-x * 0.70710678118654752f);
-    }
-};
-
-struct gelu_tanh {
-    static __device__ __forceinline__ float of(float x)
-    {
-        return by_logistic(x, -2.0f * 0.79788456080286536f * (x + 0.044715f * (x * x * x)));
-    }
-};
-
-struct relu {
-    static __device__ __forceinline__ float of(float x)
-    {
-        return x > 0.0f || x != x ? x : 0.0f;
-    }
-};
-
 template <typename T, typename ACTIVATION, bool WHOLE>
 static __global__ void __launch_bounds__(GLU_THREADS)
     glu_kernel(T *out, const T *gate, const T *up, size_t count)
@@ -230,13 +192,13 @@ template <typename T> static void glu(struct kva_device *device, const struct kv
 {
     switch (args->activation) {
     case KVA_ACT_SILU:
-        return glu_of<T, silu>(device, args);
+        return glu_of<T, kva_silu>(device, args);
     case KVA_ACT_GELU:
-        return glu_of<T, gelu>(device, args);
+        return glu_of<T, kva_gelu>(device, args);
     case KVA_ACT_GELU_TANH:
-        return glu_of<T, gelu_tanh>(device, args);
+        return glu_of<T, kva_gelu_tanh>(device, args);
     default:
-        return glu_of<T, relu>(device, args);
+        return glu_of<T, kva_relu>(device, args);
     }
 }
 

@@ -167,7 +167,7 @@ static void bench_roofs(struct bench *bench)
 static void bench_linear(struct bench *bench)
 {
     static const uint32_t shapes[][2] = {{4096, 4096}, {14336, 4096}, {4096, 14336}};
-    static const uint32_t rows[] = {1, 8, 36, 72, 256, 2048};
+    static const uint32_t rows[] = {1, 8, 16, 17, 36, 72, 256, 2048}; /* cuBLAS from 17 on */
     printf("linear, bf16                us      GB/s  %% roof   TFLOP/s  %% roof\n");
     for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
         for (size_t j = 0; j < KVA_COUNT_OF(rows); j++) {

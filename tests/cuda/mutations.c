@@ -17,6 +17,7 @@ static const struct {
     {"rows.cu", MUTATIONS_OF_OPERATORS, "embed rope glu kv_append merge gather"},
     {"norm.cu", MUTATIONS_OF_OPERATORS, "norm"},
     {"linear.cu", MUTATIONS_OF_OPERATORS, "linear"},
+    {"linear_few.cu", MUTATIONS_OF_OPERATORS, "linear linear_group linear_glu"},
     {"linear_packed.cu", MUTATIONS_OF_OPERATORS, "linear_packed"},
     {"packed.cuh", MUTATIONS_OF_OPERATORS, "linear_packed embed"},
     {"attend.cu", MUTATIONS_OF_OPERATORS, "attend"},

@@ -48,6 +48,40 @@ static void linear_no_accumulate(struct kva_device *device, const struct kva_lin
     good->linear(device, &wrong);
 }
 
+static void group_one_less(struct kva_device *device, const struct kva_linear_group_args *args)
+{
+    struct kva_linear_group_args wrong = *args;
+    wrong.count--; /* the last product is never made */
+    good->linear_group(device, &wrong);
+}
+
+/* The first product's bias for all. */
+static void group_one_bias(struct kva_device *device, const struct kva_linear_group_args *args)
+{
+    for (uint32_t i = 0; i < args->count; i++) {
+        struct kva_linear_args wrong = args->products[i];
+        if (wrong.weight.rows <= args->products->weight.rows)
+            wrong.bias = args->products->bias;
+        good->linear(device, &wrong);
+    }
+}
+
+static void both_without_up(struct kva_device *device, const struct kva_linear_glu_args *args)
+{
+    struct kva_linear_glu_args wrong = *args;
+    wrong.up = wrong.gate;
+    wrong.up.out = args->up.out;
+    good->linear_glu(device, &wrong);
+}
+
+static void both_other_gelu(struct kva_device *device, const struct kva_linear_glu_args *args)
+{
+    struct kva_linear_glu_args wrong = *args;
+    if (args->activation == KVA_ACT_GELU)
+        wrong.activation = KVA_ACT_GELU_TANH;
+    good->linear_glu(device, &wrong);
+}
+
 static void linear_unguarded_write(struct kva_device *device, const struct kva_linear_args *args)
 {
     good->linear(device, args);
@@ -511,6 +545,10 @@ static const struct broken list[] = {
     BREAKS(linear_last_output, OP_LINEAR_PACKED, linear),
     BREAKS(linear_no_bias, OP_LINEAR, linear),
     BREAKS(linear_no_accumulate, OP_LINEAR, linear),
+    BREAKS(group_one_less, OP_LINEAR_GROUP, linear_group),
+    BREAKS(group_one_bias, OP_LINEAR_GROUP, linear_group),
+    BREAKS(both_without_up, OP_LINEAR_GLU, linear_glu),
+    BREAKS(both_other_gelu, OP_LINEAR_GLU, linear_glu),
     BREAKS(linear_unguarded_write, OP_LINEAR, linear),
     BREAKS(linear_between_rows, OP_LINEAR, linear),
     BREAKS(linear_before, OP_LINEAR, linear),

@@ -38,6 +38,8 @@ struct check_op_entry {
 IN_TABLE(OP_EMBED, embed);
 IN_TABLE(OP_NORM, norm);
 IN_TABLE(OP_LINEAR, linear);
+IN_TABLE(OP_LINEAR_GROUP, linear_group);
+IN_TABLE(OP_LINEAR_GLU, linear_glu);
 IN_TABLE(OP_ROPE, rope);
 IN_TABLE(OP_GLU, glu);
 IN_TABLE(OP_GATHER, gather);
@@ -77,6 +79,8 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_EMBED] = {"embed", check_embed},
     [OP_NORM] = {"norm", check_norm},
     [OP_LINEAR] = {"linear", check_linear},
+    [OP_LINEAR_GROUP] = {"linear_group", check_linear_group},
+    [OP_LINEAR_GLU] = {"linear_glu", check_linear_glu},
     [OP_ROPE] = {"rope", check_rope},
     [OP_GLU] = {"glu", check_glu},
     [OP_GATHER] = {"gather", check_gather},

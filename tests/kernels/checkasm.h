@@ -41,6 +41,8 @@ enum check_op {
     OP_EMBED,
     OP_NORM,
     OP_LINEAR,
+    OP_LINEAR_GROUP,
+    OP_LINEAR_GLU,
     OP_ROPE,
     OP_GLU,
     OP_GATHER,
@@ -245,6 +247,8 @@ bool check_run_linear(struct check *check, const struct check_variant *variant,
 void check_embed(struct check *check);
 void check_norm(struct check *check);
 void check_linear(struct check *check);
+void check_linear_group(struct check *check);
+void check_linear_glu(struct check *check);
 void check_rope(struct check *check);
 void check_glu(struct check *check);
 void check_gather(struct check *check);

@@ -32,17 +32,51 @@ static void host_norm(struct kva_device *device, const struct kva_norm_args *hos
     host_end(h);
 }
 
+/* Products of the same rows, which are put once. */
+static void put_products(struct host_ops *h, struct kva_linear_args *to,
+                         const struct kva_linear_args *host, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        to[i] = host[i];
+        to[i].out = host_put_numbers(h, host[i].out, host[i].rows, host[i].weight.rows,
+                                     host[i].out_stride, host[i].out_f32 ? KVA_F32 : h->act, true);
+        to[i].x = i > 0 ? to[0].x
+                        : host_put_act(h, host[i].x, host[i].rows, host[i].weight.cols,
+                                       host[i].x_stride, false);
+        to[i].weight = host_put_weight(h, &host[i].weight);
+        to[i].bias = host_put_weight(h, &host[i].bias);
+    }
+}
+
 static void host_linear(struct kva_device *device, const struct kva_linear_args *host)
 {
     struct host_ops *h = host_begin(device);
-    struct kva_linear_args args = *host;
-    args.out = host_put_numbers(h, host->out, args.rows, args.weight.rows, args.out_stride,
-                                args.out_f32 ? KVA_F32 : h->act, true);
-    args.x = host_put_act(h, host->x, args.rows, args.weight.cols, args.x_stride, false);
-    args.weight = host_put_weight(h, &host->weight);
-    args.bias = host_put_weight(h, &host->bias);
+    struct kva_linear_args product;
+    put_products(h, &product, host, 1);
     host_send(h);
-    h->ops->linear(device, &args);
+    h->ops->linear(device, &product);
+    host_end(h);
+}
+
+static void host_linear_group(struct kva_device *device, const struct kva_linear_group_args *host)
+{
+    struct host_ops *h = host_begin(device);
+    struct kva_linear_args products[KVA_LINEAR_GROUP_MAX];
+    put_products(h, products, host->products, host->count);
+    host_send(h);
+    h->ops->linear_group(device, &(struct kva_linear_group_args){products, host->count});
+    host_end(h);
+}
+
+static void host_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *host)
+{
+    struct host_ops *h = host_begin(device);
+    const struct kva_linear_args given[] = {host->gate, host->up};
+    struct kva_linear_args products[KVA_COUNT_OF(given)];
+    put_products(h, products, given, KVA_COUNT_OF(given));
+    host_send(h);
+    h->ops->linear_glu(device,
+                       &(struct kva_linear_glu_args){products[0], products[1], host->activation});
     host_end(h);
 }
 
@@ -286,6 +320,8 @@ const struct kva_ops *host_ops_table(void)
         .embed = host_embed,
         .norm = host_norm,
         .linear = host_linear,
+        .linear_group = host_linear_group,
+        .linear_glu = host_linear_glu,
         .rope = host_rope,
         .glu = host_glu,
         .gather = host_gather,

@@ -37,6 +37,34 @@ static void linear_format(struct kva_device *device)
     kva_device_ops(device)->linear(device, &args);
 }
 
+static void group_of_many(struct kva_device *device)
+{
+    const struct kva_linear_args products[4] = {good_linear(), good_linear(), good_linear(),
+                                                good_linear()};
+    kva_device_ops(device)->linear_group(device, &(struct kva_linear_group_args){products, 4});
+}
+
+static void group_of_other_rows(struct kva_device *device)
+{
+    struct kva_linear_args products[2] = {good_linear(), good_linear()};
+    products[1].x_stride = 16;
+    kva_device_ops(device)->linear_group(device, &(struct kva_linear_group_args){products, 2});
+}
+
+static void glu_of_unlike(struct kva_device *device)
+{
+    struct kva_linear_glu_args args = good_linear_glu();
+    args.up.weight.rows = args.up.out_stride = 16;
+    kva_device_ops(device)->linear_glu(device, &args);
+}
+
+static void glu_added(struct kva_device *device)
+{
+    struct kva_linear_glu_args args = good_linear_glu();
+    args.gate.accumulate = true;
+    kva_device_ops(device)->linear_glu(device, &args);
+}
+
 static void rope_wide(struct kva_device *device)
 {
     struct kva_rope_args args = good_rope();
@@ -65,6 +93,10 @@ static void test_check__dense(void **state KVA_UNUSED)
     if (limits_of(device)->weights_as_act)
         refused("linear: ", "f16 matrix with f32 activations", linear_format);
     kva_device_close(device);
+    refused("linear_group: ", "4 products", group_of_many);
+    refused("linear_group: ", "product 1 is of other rows", group_of_other_rows);
+    refused("linear_glu: ", "as many outputs", glu_of_unlike);
+    refused("linear_glu: ", "dense rows", glu_added);
     refused("rope: ", "rotary_dim 66 with head_dim 64", rope_wide);
     refused("rope: ", "at most", rope_huge);
     refused("kv_append: ", "f16 or bf16", append_f32);
@@ -316,6 +348,7 @@ static void test_check__good_calls_pass(void **state KVA_UNUSED)
     const struct kva_ops *ops = kva_device_ops(device);
     struct kva_err err = {0};
     const struct kva_linear_args linear = good_linear();
+    const struct kva_linear_glu_args glu = good_linear_glu();
     const struct kva_rope_args rope = good_rope();
     const struct kva_kv_append_args append = good_append();
     const struct kva_attend_args attend = good_attend();
@@ -325,6 +358,8 @@ static void test_check__good_calls_pass(void **state KVA_UNUSED)
     const struct kva_weigh_args weigh = good_weigh();
     const struct kva_attend_select_fetch_args select = good_select();
     ops->linear(device, &linear);
+    ops->linear_group(device, &(struct kva_linear_group_args){&linear, 1});
+    ops->linear_glu(device, &glu);
     ops->rope(device, &rope);
     ops->kv_append(device, &append);
     ops->attend(device, &attend);

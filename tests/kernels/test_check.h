@@ -32,6 +32,13 @@ static inline struct kva_linear_args good_linear(void)
     return (struct kva_linear_args){.weight = {.dtype = KVA_F32, .rows = 8, .cols = 8}};
 }
 
+static inline struct kva_linear_glu_args good_linear_glu(void)
+{
+    struct kva_linear_glu_args args = {.gate = good_linear(), .up = good_linear()};
+    args.gate.out_stride = args.up.out_stride = 8;
+    return args;
+}
+
 static inline struct kva_rope_args good_rope(void)
 {
     return (struct kva_rope_args){.head_dim = 64, .rotary_dim = 64};

@@ -59,6 +59,8 @@ extern const struct kva_ops kva_cpu_ops;
 void kva_cpu_embed(struct kva_device *device, const struct kva_embed_args *args);
 void kva_cpu_norm(struct kva_device *device, const struct kva_norm_args *args);
 void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args);
+void kva_cpu_linear_group(struct kva_device *device, const struct kva_linear_group_args *args);
+void kva_cpu_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args);
 void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cpu_glu(struct kva_device *device, const struct kva_glu_args *args);
 void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);

@@ -109,15 +109,20 @@ static size_t item_outputs(const struct kva_device *device, const struct kva_lin
                         KVA_CPU_LINEAR_OUTPUTS);
 }
 
+static void prepare_rows(struct kva_device *device, const struct kva_linear_args *args)
+{
+    struct kva_piece_job prepare = {.device = device, .args = args};
+    prepare.cut = kva_cut_units(device, args->rows, args->weight.cols,
+                                is_packed(args) ? 1 : device->kernels.linear_rows);
+    kva_pool_run(device->pool, prepare.cut.count, prepare_piece, &prepare);
+}
+
+/* Of rows that have been prepared, if they are. */
 static void run_linear(struct kva_device *device, const struct kva_linear_args *args,
                        size_t row_bytes)
 {
     struct linear_job job = {.device = device, .args = args, .row_bytes = row_bytes};
     if (row_bytes) {
-        struct kva_piece_job prepare = {.device = device, .args = args};
-        prepare.cut = kva_cut_units(device, args->rows, args->weight.cols,
-                                    is_packed(args) ? 1 : device->kernels.linear_rows);
-        kva_pool_run(device->pool, prepare.cut.count, prepare_piece, &prepare);
         job.rows = cut_even(args->rows, args->rows);
         job.outputs = cut_even(args->weight.rows, item_outputs(device, args));
     } else {
@@ -141,27 +146,71 @@ static void run_linear(struct kva_device *device, const struct kva_linear_args *
     kva_pool_run(device->pool, (uint32_t)firsts, run_linear_items, &job);
 }
 
-void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args)
+/* Bytes of a prepared row in `ret`, 0: rows are read as they are; false: the device has failed. */
+static bool find_row_bytes(struct kva_device *device, const struct kva_linear_args *args,
+                           size_t *ret)
 {
-    if (kva_cpu_failed(device) || args->rows == 0)
-        return;
     const struct kva_packed_format *format = kva_packed_format(args->weight.dtype);
-    size_t row_bytes = format ? kva_packed_x_bytes(format, args->weight.cols)
-                              : device->kernels.linear_row_bytes(args);
-    if (row_bytes > KVA_CPU_PREPARED_BYTES) {
-        kva_cpu_fail(device, "linear: a row of %u inputs is larger than %u bytes",
-                     args->weight.cols, KVA_CPU_PREPARED_BYTES);
+    *ret = format ? kva_packed_x_bytes(format, args->weight.cols)
+                  : device->kernels.linear_row_bytes(args);
+    if (*ret <= KVA_CPU_PREPARED_BYTES)
+        return true;
+    kva_cpu_fail(device, "linear: a row of %u inputs is larger than %u bytes", args->weight.cols,
+                 KVA_CPU_PREPARED_BYTES);
+    return false;
+}
+
+/* Products of the same rows with matrices of one format: rows are prepared once for all. */
+static void run_group(struct kva_device *device, const struct kva_linear_args *products,
+                      uint32_t count)
+{
+    size_t row_bytes;
+    if (kva_cpu_failed(device) || products->rows == 0 ||
+        !find_row_bytes(device, products, &row_bytes))
         return;
-    }
     /* As many rows in one turn as there is memory to prepare them in. */
-    uint32_t fit = args->rows;
+    uint32_t fit = products->rows, rows;
     if (row_bytes)
         fit = (uint32_t)kva_min_size(fit, KVA_CPU_PREPARED_BYTES / row_bytes);
-    struct kva_linear_args turn = *args;
-    for (uint32_t row = 0; row < args->rows; row += turn.rows) {
-        turn.rows = kva_min_u32(fit, args->rows - row);
-        turn.x = (const float *)args->x + (size_t)row * args->x_stride;
-        turn.out = (float *)args->out + (size_t)row * args->out_stride;
-        run_linear(device, &turn, row_bytes);
+    for (uint32_t row = 0; row < products->rows; row += rows) {
+        rows = kva_min_u32(fit, products->rows - row);
+        for (uint32_t i = 0; i < count; i++) {
+            struct kva_linear_args turn = products[i];
+            turn.rows = rows;
+            turn.x = (const float *)turn.x + (size_t)row * turn.x_stride;
+            turn.out = (float *)turn.out + (size_t)row * turn.out_stride;
+            if (row_bytes && i == 0)
+                prepare_rows(device, &turn);
+            run_linear(device, &turn, row_bytes);
+        }
     }
+}
+
+void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    run_group(device, args, 1);
+}
+
+void kva_cpu_linear_group(struct kva_device *device, const struct kva_linear_group_args *args)
+{
+    for (uint32_t first = 0, end; first < args->count; first = end) {
+        const struct kva_linear_args *products = &args->products[first];
+        for (end = first + 1; end < args->count; end++) {
+            if (args->products[end].weight.dtype != products->weight.dtype)
+                break;
+        }
+        run_group(device, products, end - first);
+    }
+}
+
+void kva_cpu_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args)
+{
+    const struct kva_linear_args products[] = {args->gate, args->up};
+    kva_cpu_linear_group(device, &(struct kva_linear_group_args){products, KVA_COUNT_OF(products)});
+    kva_cpu_glu(device, &(struct kva_glu_args){.out = args->gate.out,
+                                               .gate = args->gate.out,
+                                               .up = args->up.out,
+                                               .rows = args->gate.rows,
+                                               .dim = args->gate.weight.rows,
+                                               .activation = args->activation});
 }

@@ -134,6 +134,14 @@ inline void land(const async_copy &copy)
 
 } // namespace simt
 
+inline void kva_load_once(uint4 &to, const void *from, bool valid)
+{
+    if ((uintptr_t)from % 16 != 0)
+        simt::defect("a load of 16 bytes from %p is not aligned to them", from);
+    if (valid)
+        to = *(const uint4 *)from;
+}
+
 inline void kva_copy_async(void *to, const void *from, bool valid)
 {
     if ((uintptr_t)to % 16 != 0 || (uintptr_t)from % 16 != 0)
