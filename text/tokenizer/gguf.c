@@ -354,7 +354,7 @@ static enum kva_status add_components(const struct reader *r)
     return status ? status : kva_tok_tree_add_spaces(&r->place, r->root, &rules);
 }
 
-static enum kva_status add_model(const struct reader *r)
+static enum kva_status add_model(struct reader *r)
 {
     cJSON *model = cJSON_CreateObject();
     cJSON *merges = cJSON_CreateArray();
@@ -380,11 +380,11 @@ static enum kva_status add_model(const struct reader *r)
         status = kva_tok_tree_add(&r->place, model, "unk_token",
                                   cJSON_CreateString(r->pieces.items[r->pieces.unk].text));
     if (!status)
-        status = kva_pieces_put(&r->pieces, r->root, model);
-    if (!status)
         status = r->sentence_piece ? kva_pieces_put_merges(&r->pieces, merges)
                                    : listed_merges(r, merges);
-    return status;
+    if (!status && !r->sentence_piece)
+        status = kva_pieces_mark_merged(&r->pieces, merges);
+    return status ? status : kva_pieces_put(&r->pieces, r->root, model);
 }
 
 static enum kva_status find_model(struct reader *r)

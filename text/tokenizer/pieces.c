@@ -102,8 +102,58 @@ enum kva_status kva_tok_tree_append(const struct kva_tok_place *place, cJSON *ar
 static bool is_in_model(const struct kva_pieces *pieces, uint32_t id)
 {
     const struct kva_piece *piece = &pieces->items[id];
-    return piece->length > 0 && (piece->type == KVA_PIECE_NORMAL || piece->type == KVA_PIECE_BYTE ||
-                                 piece->type == KVA_PIECE_UNKNOWN || (int64_t)id == pieces->unk);
+    return piece->length > 0 &&
+           (piece->type == KVA_PIECE_NORMAL || piece->type == KVA_PIECE_BYTE ||
+            piece->type == KVA_PIECE_UNKNOWN || piece->merged || (int64_t)id == pieces->unk);
+}
+
+static void mark(struct kva_pieces *pieces, const struct kva_vocab *others, const char *text,
+                 size_t length)
+{
+    int32_t id = kva_vocab_find(others, text, length);
+    if (id >= 0)
+        pieces->items[id].merged = true;
+}
+
+/* Both parts, and what they make. */
+static void mark_parts(struct kva_pieces *pieces, const struct kva_vocab *others, const char *merge,
+                       struct kva_buf *joined)
+{
+    const char *space = strchr(merge, ' ');
+    if (!space)
+        return; /* complained of where it is loaded */
+    kva_buf_clear(joined);
+    kva_buf_append(joined, merge, (size_t)(space - merge));
+    kva_buf_puts(joined, space + 1);
+    mark(pieces, others, merge, (size_t)(space - merge));
+    mark(pieces, others, space + 1, strlen(space + 1));
+    if (joined->data)
+        mark(pieces, others, joined->data, joined->length);
+}
+
+enum kva_status kva_pieces_mark_merged(struct kva_pieces *pieces, const cJSON *merges)
+{
+    struct kva_vocab others = {.entries = NULL};
+    struct kva_buf joined;
+    const cJSON *merge;
+    enum kva_status status = KVA_OK;
+    if (kva_vocab_init(&others, pieces->count))
+        status = kva_tok_complain(&pieces->place, KVA_ENOMEM, "no memory for the vocabulary");
+    /* Of fillers that are called the same one is enough. */
+    for (uint32_t id = 0; id < pieces->count && !status; id++) {
+        const struct kva_piece *piece = &pieces->items[id];
+        if (piece->length > 0 && !is_in_model(pieces, id) &&
+            kva_vocab_find(&others, piece->text, piece->length) < 0)
+            status = kva_vocab_add(&others, &pieces->place, piece->text, id, KVA_TOK_MODEL);
+    }
+    kva_buf_init(&joined, 2 * KVA_TOKENIZER_TOKEN_BYTES_MAX);
+    if (!status && others.count > 0)
+        cJSON_ArrayForEach(merge, merges) mark_parts(pieces, &others, merge->valuestring, &joined);
+    if (!status && joined.failed)
+        status = kva_tok_complain(&pieces->place, KVA_ENOMEM, "no memory for the merges");
+    kva_buf_finish(&joined);
+    kva_vocab_finish(&others);
+    return status;
 }
 
 static enum kva_status add_added(const struct kva_pieces *pieces, cJSON *array, uint32_t id)

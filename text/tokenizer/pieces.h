@@ -26,6 +26,7 @@ struct kva_piece {
     char *text; /* NUL-terminated, in `texts` */
     uint32_t length;
     uint8_t type; /* enum kva_piece_type */
+    bool merged;  /* a merge makes it, or goes on from it, whatever its type */
     float score;
 };
 
@@ -50,6 +51,11 @@ KVA_MUST_CHECK enum kva_status kva_pieces_set_text(struct kva_pieces *pieces, ui
 
 /* Its "▁" become the spaces that they stand for. */
 void kva_pieces_unmark(struct kva_pieces *pieces, uint32_t id);
+
+/* Marks the pieces of `merges`, an array of "left right". A token that is added may be one that merges
+ * make: as where a word of the vocabulary was declared special. Fails: KVA_EFORMAT, KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_pieces_mark_merged(struct kva_pieces *pieces,
+                                                      const cJSON *merges);
 
 /* Into `model` its "vocab", into `root` its "added_tokens": control tokens are special, user-defined
  * ones are not, and both are found in the text as they are. */

@@ -319,6 +319,29 @@ static void test_gguf__token_types_and_bos(void **state KVA_UNUSED)
     kva_tokenizer_destroy(tokenizer);
 }
 
+/* Words and letters of the vocabulary that somebody declared special, or added again: merges go
+ * through them all the same. */
+static void test_gguf__merges_go_through_added_tokens(void **state KVA_UNUSED)
+{
+    const char *const tokens[] = {"a", "b", "ab", "abb", "!", "!!", "<pad>", "<pad>"};
+    const int32_t types[] = {1, UNUSED, USER_DEFINED, 1, CONTROL, 1, UNUSED, UNUSED};
+    const char *const merges[] = {"a b", "ab b", "! !"};
+    struct gguf_writer writer;
+    gguf_writer_init(&writer);
+    gguf_put_string(&writer, "tokenizer.ggml.model", "gpt2");
+    gguf_put_string(&writer, "tokenizer.ggml.pre", "gpt-2");
+    gguf_put_strings(&writer, "tokenizer.ggml.tokens", tokens, 8);
+    gguf_put_i32s(&writer, "tokenizer.ggml.token_type", types, 8);
+    gguf_put_strings(&writer, "tokenizer.ggml.merges", merges, 3);
+    struct kva_tokenizer *tokenizer = load(&writer);
+    check(tokenizer, "abb!!", false, true, "2 1 4 4");
+    check(tokenizer, "aab!!!", false, false, "0 2 5 4");
+    assert_true(kva_tokenizer_is_special(tokenizer, 4));
+    assert_false(kva_tokenizer_is_special(tokenizer, 2));
+    assert_null(kva_tokenizer_token_string(tokenizer, 6, NULL));
+    kva_tokenizer_destroy(tokenizer);
+}
+
 static void test_gguf__pre_tokenizers_differ(void **state KVA_UNUSED)
 {
     static const struct {
@@ -516,6 +539,7 @@ int main(void)
         cmocka_unit_test(test_gguf__published_equal_their_json),
         cmocka_unit_test(test_gguf__equals_published_vectors),
         cmocka_unit_test(test_gguf__token_types_and_bos),
+        cmocka_unit_test(test_gguf__merges_go_through_added_tokens),
         cmocka_unit_test(test_gguf__pre_tokenizers_differ),
         cmocka_unit_test(test_gguf__pre_tokenizers_split),
         cmocka_unit_test(test_gguf__scores_order_merges),
