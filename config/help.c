@@ -30,6 +30,7 @@ static const char *placeholder(const struct kva_option *option)
     switch (option->kind) {
     case KVA_OPTION_STRING:
     case KVA_OPTION_LIST:
+    case KVA_OPTION_SECRET:
     case KVA_OPTION_SECRETS:
         return "TEXT";
     case KVA_OPTION_BYTES:
@@ -78,7 +79,7 @@ static int write_flag(const struct kva_option *option, char *flag, size_t size)
 {
     char variable[80];
     const char *value = placeholder(option);
-    if (option->kind == KVA_OPTION_SECRETS) {
+    if (option->kind == KVA_OPTION_SECRET || option->kind == KVA_OPTION_SECRETS) {
         kva_option_variable(option->name, variable, sizeof(variable));
         return snprintf(flag, size, "  %s=%s", variable, value);
     }
@@ -137,7 +138,7 @@ static void put_range(const struct kva_option *option, struct kva_buf *out)
         kva_buf_puts(out, "true, false");
     else if (option->kind == KVA_OPTION_LIST)
         kva_buf_puts(out, "text, repeatable");
-    else if (option->kind == KVA_OPTION_SECRETS)
+    else if (option->kind == KVA_OPTION_SECRET || option->kind == KVA_OPTION_SECRETS)
         kva_buf_puts(out, "text, no flag");
     else if (option->kind == KVA_OPTION_STRING)
         kva_buf_puts(out, "text");

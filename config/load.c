@@ -45,7 +45,7 @@ void kva_config_finish(struct kva_config *config)
     const struct kva_option *options = kva_options(&count);
     for (size_t i = 0; i < count; i++) {
         unsigned char *at = (unsigned char *)config + options[i].offset;
-        if (options[i].kind == KVA_OPTION_STRING) {
+        if (options[i].kind == KVA_OPTION_STRING || options[i].kind == KVA_OPTION_SECRET) {
             char **text = (char **)(void *)at;
             free(*text);
             *text = NULL;
@@ -249,7 +249,8 @@ static enum kva_status read_flag(struct loader *loader, int *index, char **ret_f
     struct flag flag = parse_flag(loader, argument);
     if (flag.option < 0 && !flag.is_file)
         return unknown_flag(loader, argument, err);
-    if (flag.option >= 0 && loader->options[flag.option].kind == KVA_OPTION_SECRETS)
+    if (flag.option >= 0 && (loader->options[flag.option].kind == KVA_OPTION_SECRET ||
+                             loader->options[flag.option].kind == KVA_OPTION_SECRETS))
         return no_flag(loader, &loader->options[flag.option], err);
     enum kva_status status = KVA_OK;
     if (!flag.value)

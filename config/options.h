@@ -110,7 +110,7 @@ struct kva_config {
     char *cluster_listen; /* NULL: none */
     char *cluster_name;
     struct kva_string_list cluster_etcd;
-    struct kva_string_list cluster_etcd_user;
+    char *cluster_etcd_user;
     char *cluster_etcd_ca;
     char *cluster_secret_file;
     char *cluster_advertise;
@@ -200,6 +200,8 @@ enum kva_command {
 enum kva_option_kind {
     KVA_OPTION_STRING,
     KVA_OPTION_LIST,     /* may be repeated */
+    KVA_OPTION_SECRET,   /* a string without a flag, which everybody on the machine could read; ""
+                            is none */
     KVA_OPTION_SECRETS,  /* a list without a flag, which everybody on the machine could read; its
                             environment variable may be several with commas between */
     KVA_OPTION_BOOL,     /* --name, --no-name, --name=true|false */

@@ -238,7 +238,7 @@ static const struct kva_option table[] = {
      "Name of the cluster: instances of the same name and model lend to each other."},
     {"cluster-etcd", KVA_OPTION_LIST, SERVE, AT(cluster_etcd), 0, 0, NULL, NULL, "Cluster",
      "URL of an etcd that knows the members, http://HOST:2379; repeat for several of one etcd."},
-    {"cluster-etcd-user", KVA_OPTION_SECRETS, SERVE, AT(cluster_etcd_user), 0, 0, NULL, NULL,
+    {"cluster-etcd-user", KVA_OPTION_SECRET, SERVE, AT(cluster_etcd_user), 0, 0, NULL, NULL,
      "Cluster", "NAME:PASSWORD for etcd. No flag: everybody on the machine could read it."},
     {"cluster-etcd-ca", KVA_OPTION_STRING, SERVE, AT(cluster_etcd_ca), 0, 0, NULL, NULL, "Cluster",
      "Certificates (PEM) to trust of etcd instead of the system's."},

@@ -148,6 +148,8 @@ enum kva_status kva_config_set(struct kva_config *config, const struct kva_optio
     switch (option->kind) {
     case KVA_OPTION_STRING:
         return set_string(at, value, err);
+    case KVA_OPTION_SECRET:
+        return *value ? set_string(at, value, err) : KVA_OK;
     case KVA_OPTION_LIST:
     case KVA_OPTION_SECRETS:
         return set_list(at, option, value, origin, err);

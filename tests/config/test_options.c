@@ -10,6 +10,7 @@
 static const char *env_port;
 static const char *env_config;
 static const char *env_api_key;
+static const char *env_etcd_user;
 
 static const char *test_env(const char *name)
 {
@@ -19,6 +20,8 @@ static const char *test_env(const char *name)
         return env_config;
     if (strcmp(name, "KVAHEAD_API_KEY") == 0)
         return env_api_key;
+    if (strcmp(name, "KVAHEAD_CLUSTER_ETCD_USER") == 0)
+        return env_etcd_user;
     return NULL;
 }
 
@@ -229,6 +232,26 @@ static void test_options__a_secret_is_no_flag(void **state KVA_UNUSED)
     env_api_key = NULL;
 }
 
+static void test_options__a_password_keeps_its_commas(void **state KVA_UNUSED)
+{
+    struct kva_config config;
+    struct kva_string_list rest;
+    struct kva_err err;
+    env_etcd_user = "root:hush,hush,";
+    assert_int_equal(LOAD(&config, &rest, &err, "--port", "3"), KVA_OK);
+    assert_string_equal(config.cluster_etcd_user, "root:hush,hush,");
+    kva_config_finish(&config);
+    env_etcd_user = "";
+    assert_int_equal(LOAD(&config, &rest, &err, "--port", "3"), KVA_OK);
+    assert_null(config.cluster_etcd_user);
+    kva_config_finish(&config);
+    env_etcd_user = NULL;
+    assert_int_equal(LOAD(&config, &rest, &err, "--cluster-etcd-user", "root:hush"), KVA_EINVAL);
+    assert_non_null(strstr(err.message, "KVAHEAD_CLUSTER_ETCD_USER"));
+    assert_null(strstr(err.message, "hush"));
+    kva_config_finish(&config);
+}
+
 static void test_options__help_says_where_else_they_may_stand(void **state KVA_UNUSED)
 {
     static const enum kva_command secretive[] = {KVA_CMD_SERVE, KVA_CMD_CHAT};
@@ -287,6 +310,7 @@ int main(void)
         cmocka_unit_test(test_options__an_option_is_no_value),
         cmocka_unit_test(test_options__precedence),
         cmocka_unit_test(test_options__a_secret_is_no_flag),
+        cmocka_unit_test(test_options__a_password_keeps_its_commas),
         cmocka_unit_test(test_options__help_says_where_else_they_may_stand),
         cmocka_unit_test(test_options__bad_files),
     };

@@ -56,6 +56,7 @@ static void check_value(const struct kva_option *option, const void *at)
         break;
     case KVA_OPTION_BOOL:
     case KVA_OPTION_STRING:
+    case KVA_OPTION_SECRET:
         break;
     }
 }
