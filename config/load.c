@@ -406,7 +406,10 @@ static enum kva_status read_entry(struct loader *loader, const char *path, const
         if (!text)
             return kva_fail_param(err, KVA_EINVAL, option->name,
                                   "%s is neither text, number nor true or false", origin);
-        enum kva_status status = kva_config_set(loader->config, option, text, origin, err);
+        /* A text may be several, as in the variable; an array has each by itself. */
+        enum kva_status status = option->kind == KVA_OPTION_SECRETS && !many && *text
+                                     ? set_several(loader->config, option, text, origin, err)
+                                     : kva_config_set(loader->config, option, text, origin, err);
         if (status)
             return status;
     }

@@ -203,7 +203,8 @@ enum kva_option_kind {
     KVA_OPTION_SECRET,   /* a string without a flag, which everybody on the machine could read; ""
                             is none */
     KVA_OPTION_SECRETS,  /* a list without a flag, which everybody on the machine could read; its
-                            environment variable may be several with commas between */
+                            environment variable, and a text in the file, may be several with
+                            commas between */
     KVA_OPTION_BOOL,     /* --name, --no-name, --name=true|false */
     KVA_OPTION_UINT,     /* whole number */
     KVA_OPTION_INT,      /* whole number, sign allowed */

@@ -232,6 +232,30 @@ static void test_options__a_secret_is_no_flag(void **state KVA_UNUSED)
     env_api_key = NULL;
 }
 
+static void test_options__keys_in_a_file(void **state KVA_UNUSED)
+{
+    static const char *const texts[] = {"{\"api-key\": \"one,two,\"}",
+                                        "{\"api-key\": [\"one\", \"two\"]}"};
+    struct kva_config config;
+    struct kva_string_list rest;
+    struct kva_err err;
+    char path[64];
+    for (size_t i = 0; i < KVA_COUNT_OF(texts); i++) {
+        write_file(path, texts[i]);
+        assert_int_equal(LOAD(&config, &rest, &err, "--config", path), KVA_OK);
+        assert_int_equal(config.api_keys.count, 2);
+        assert_string_equal(config.api_keys.items[0], "one");
+        assert_string_equal(config.api_keys.items[1], "two");
+        kva_config_finish(&config);
+        unlink(path);
+    }
+    write_file(path, "{\"api-key\": \",\"}");
+    assert_int_equal(LOAD(&config, &rest, &err, "--config", path), KVA_EINVAL);
+    assert_non_null(strstr(err.message, "'api-key' in "));
+    kva_config_finish(&config);
+    unlink(path);
+}
+
 static void test_options__a_password_keeps_its_commas(void **state KVA_UNUSED)
 {
     struct kva_config config;
@@ -310,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_options__an_option_is_no_value),
         cmocka_unit_test(test_options__precedence),
         cmocka_unit_test(test_options__a_secret_is_no_flag),
+        cmocka_unit_test(test_options__keys_in_a_file),
         cmocka_unit_test(test_options__a_password_keeps_its_commas),
         cmocka_unit_test(test_options__help_says_where_else_they_may_stand),
         cmocka_unit_test(test_options__bad_files),
