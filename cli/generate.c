@@ -172,7 +172,7 @@ int kva_cli_generate(const struct kva_config *config, const struct kva_string_li
         return KVA_EXIT_USAGE;
     if (config->prompt)
         length = strlen(text);
-    enum kva_status status = kva_cli_instance_open(&instance, config, &err);
+    enum kva_status status = kva_cli_instance_open(&instance, config, KVA_CLI_TEXTS, NULL, &err);
     if (!status) {
         status = kva_cli_instance_check_head(&instance, &err);
         if (!status)

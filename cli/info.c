@@ -10,7 +10,7 @@ int kva_cli_info(const struct kva_config *config, const struct kva_string_list *
     struct kva_err err;
     if (rest->count > 0)
         return kva_cli_unexpected("info", rest, KVA_CLI_BY_MODEL);
-    if (kva_cli_instance_open(&instance, config, &err))
+    if (kva_cli_instance_open(&instance, config, KVA_CLI_TEXTS_CHATS, NULL, &err))
         return kva_cli_fail(&err);
     struct kva_buf text;
     kva_buf_init(&text, 1 << 16);

@@ -135,7 +135,8 @@ static enum kva_status open_templates(struct kva_cli_instance *instance,
 }
 
 static enum kva_status open_texts(struct kva_cli_instance *instance,
-                                  const struct kva_config *config, struct kva_err *err)
+                                  const struct kva_config *config, enum kva_cli_texts texts,
+                                  struct kva_err *err)
 {
     enum kva_status status = kva_tokenizer_load(config->model, &instance->tokenizer, err);
     if (status)
@@ -148,7 +149,7 @@ static enum kva_status open_texts(struct kva_cli_instance *instance,
                 vocab - 1, instance->model->config.vocab_size);
     /* Descendants of a model often say only there what they were trained to end with. */
     kva_model_config_add_eos(&instance->model->config, kva_tokenizer_eos(instance->tokenizer));
-    return open_templates(instance, config, err);
+    return texts == KVA_CLI_TEXTS_CHATS ? open_templates(instance, config, err) : KVA_OK;
 }
 
 /* Where the CUDA module may be: installed, beside the program, or in the build folder. The first
@@ -376,16 +377,18 @@ static enum kva_status check_folder(const char *path, bool texts, struct kva_err
 
 /* `config` names the model's folder or file. */
 static enum kva_status open_found(struct kva_cli_instance *instance,
-                                  const struct kva_config *config, bool texts, struct kva_err *err)
+                                  const struct kva_config *config, enum kva_cli_texts texts,
+                                  struct kva_err *err)
 {
     const atomic_bool *cancelled = instance->cancelled;
     set_name(instance, config);
-    enum kva_status status = check_folder(config->model, texts, err);
+    enum kva_status status = check_folder(config->model, texts != KVA_CLI_TEXTS_IF_ANY, err);
     if (!status)
         status = open_model(instance, config, err);
     if (!status)
-        status = open_texts(instance, config, err);
-    if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)
+        status = open_texts(instance, config, texts, err);
+    if (status == KVA_ENOTFOUND && texts == KVA_CLI_TEXTS_IF_ANY && !instance->tokenizer &&
+        instance->model)
         status = KVA_OK;
     if (!status)
         status = load_skew(instance, config, err);
@@ -410,9 +413,9 @@ static enum kva_status open_found(struct kva_cli_instance *instance,
     return status;
 }
 
-static enum kva_status open_parts(struct kva_cli_instance *instance,
-                                  const struct kva_config *config, bool texts,
-                                  const atomic_bool *cancelled, struct kva_err *err)
+enum kva_status kva_cli_instance_open(struct kva_cli_instance *instance,
+                                      const struct kva_config *config, enum kva_cli_texts texts,
+                                      const atomic_bool *cancelled, struct kva_err *err)
 {
     struct kva_hub_found found;
     struct kva_config own = *config;
@@ -429,25 +432,6 @@ static enum kva_status open_parts(struct kva_cli_instance *instance,
     status = open_found(instance, &own, texts, err);
     free(found.path);
     return status;
-}
-
-enum kva_status kva_cli_instance_open(struct kva_cli_instance *instance,
-                                      const struct kva_config *config, struct kva_err *err)
-{
-    return open_parts(instance, config, true, NULL, err);
-}
-
-enum kva_status kva_cli_instance_open_until(struct kva_cli_instance *instance,
-                                            const struct kva_config *config,
-                                            const atomic_bool *cancelled, struct kva_err *err)
-{
-    return open_parts(instance, config, true, cancelled, err);
-}
-
-enum kva_status kva_cli_instance_open_ids(struct kva_cli_instance *instance,
-                                          const struct kva_config *config, struct kva_err *err)
-{
-    return open_parts(instance, config, false, NULL, err);
 }
 
 enum kva_status kva_cli_instance_renew_engine(struct kva_cli_instance *instance,

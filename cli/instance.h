@@ -22,7 +22,7 @@ struct kva_cli_instance {
     char device_why[512]; /* why not a GPU, where `auto` chose the CPU; else "" */
     struct kva_model *model;
     struct kva_tokenizer *tokenizer;
-    struct kva_template *chat_template; /* NULL: the model has none */
+    struct kva_template *chat_template; /* NULL: the model has none, or nobody needs it */
     struct kva_template *tool_template; /* the model's own for requests with tools, beside its
                                          * default ("tool_use"); NULL: that is for all requests */
     struct kva_engine *engine;
@@ -31,22 +31,19 @@ struct kva_cli_instance {
     char name[256];                  /* what clients call it */
 };
 
+/* What a command needs of a model's texts. */
+enum kva_cli_texts {
+    KVA_CLI_TEXTS_IF_ANY, /* it works on token ids: a tokenizer where the model has one */
+    KVA_CLI_TEXTS,        /* a tokenizer */
+    KVA_CLI_TEXTS_CHATS,  /* and the chat templates, where the model has any */
+};
+
 /* Opens everything, with a progress bar on a terminal. Fails with an err that names the file or
- * option at fault; the instance is then empty. */
-KVA_MUST_CHECK enum kva_status kva_cli_instance_open(struct kva_cli_instance *instance,
-                                                     const struct kva_config *config,
-                                                     struct kva_err *err);
-
-/* The same, but ends with KVA_ECANCELLED at the next piece of work once *cancelled is set. */
-KVA_MUST_CHECK enum kva_status kva_cli_instance_open_until(struct kva_cli_instance *instance,
-                                                           const struct kva_config *config,
-                                                           const atomic_bool *cancelled,
-                                                           struct kva_err *err);
-
-/* The same for work on token ids: without tokenizer and template where the model has none. */
-KVA_MUST_CHECK enum kva_status kva_cli_instance_open_ids(struct kva_cli_instance *instance,
-                                                         const struct kva_config *config,
-                                                         struct kva_err *err);
+ * option at fault; the instance is then empty. With KVA_ECANCELLED at the next piece of work once
+ * *cancelled is set; NULL: never. */
+KVA_MUST_CHECK enum kva_status
+kva_cli_instance_open(struct kva_cli_instance *instance, const struct kva_config *config,
+                      enum kva_cli_texts texts, const atomic_bool *cancelled, struct kva_err *err);
 
 /* An engine by other options, on the same device and model; all sequences must have been destroyed.
  * On failure the instance has no engine. */

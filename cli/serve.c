@@ -276,8 +276,8 @@ static void warn_of_tiers(const struct kva_cli_instance *instance)
 static enum kva_status load(struct serve *serve, struct kva_err *err)
 {
     const struct kva_config *config = serve->config;
-    enum kva_status status =
-        kva_cli_instance_open_until(&serve->instance, config, &serve->stop_loading, err);
+    enum kva_status status = kva_cli_instance_open(&serve->instance, config, KVA_CLI_TEXTS_CHATS,
+                                                   &serve->stop_loading, err);
     if (status)
         return status;
     const char *why = serve->instance.device_why;

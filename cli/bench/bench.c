@@ -230,7 +230,7 @@ static enum kva_status open_instance(struct kva_bench *bench, struct kva_config 
     /* A sequence may have a speculative row. */
     if (config->step_tokens < 2ull * sequences)
         config->step_tokens = 2ull * sequences;
-    return kva_cli_instance_open(&bench->instance, config, err);
+    return kva_cli_instance_open(&bench->instance, config, KVA_CLI_TEXTS, NULL, err);
 }
 
 int kva_cli_bench(const struct kva_config *config, const struct kva_string_list *rest)

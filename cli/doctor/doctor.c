@@ -231,7 +231,7 @@ static void judge_model(const struct kva_config *config, const struct kva_machin
                                gpu, findings);
         return;
     }
-    if (kva_cli_instance_open(&instance, &own, &err)) {
+    if (kva_cli_instance_open(&instance, &own, KVA_CLI_TEXTS_CHATS, NULL, &err)) {
         kva_findings_add(findings, KVA_VERDICT_FAIL, "model", NULL, "%s", err.message);
         return;
     }

@@ -135,7 +135,8 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
     /* One sequence at a time. */
     struct kva_config config = *eval->config;
     config.sequences = 1;
-    enum kva_status status = kva_cli_instance_open_ids(&eval->instance, &config, err);
+    enum kva_status status =
+        kva_cli_instance_open(&eval->instance, &config, KVA_CLI_TEXTS_IF_ANY, NULL, err);
     if (!status)
         status = kva_cli_instance_check_head(&eval->instance, err);
     if (status)
@@ -156,7 +157,7 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
         return run_stream(eval, err);
     if (!status && config.weights > KVA_WEIGHTS_BF16) {
         config.weights = KVA_WEIGHTS_BF16;
-        status = kva_cli_instance_open_ids(&eval->reference, &config, err);
+        status = kva_cli_instance_open(&eval->reference, &config, KVA_CLI_TEXTS_IF_ANY, NULL, err);
     }
     return status ? status : run(eval, err);
 }

@@ -180,7 +180,7 @@ static enum kva_status open_and_run(struct kva_cli_skew *skew, const struct kva_
 {
     const bool folds = config->skew_fold != NULL;
     enum kva_status status =
-        kva_cli_instance_open_until(&skew->instance, config, skew->stopped, err);
+        kva_cli_instance_open(&skew->instance, config, KVA_CLI_TEXTS, skew->stopped, err);
     if (!status && folds)
         status = kva_fold_check(skew->instance.model, config->model, err);
     if (!status)

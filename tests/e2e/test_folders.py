@@ -90,7 +90,7 @@ def test_folder__its_tokenizer_s_own_end_ends_a_text(servers, tmp_path):
     assert texts[0] and texts[1] == texts[0]
 
 
-def test_folder__a_template_for_tools_is_kept_beside_the_default(tmp_path):
+def test_folder__a_template_for_tools_is_kept_beside_the_default(servers, tmp_path):
     folder = copy_of_the_model(tmp_path / "model")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert "chat template yes\n" in command("info", "--model", folder).stdout
@@ -104,5 +104,11 @@ def test_folder__a_template_for_tools_is_kept_beside_the_default(tmp_path):
     assert str(file) in why(folder)
     # One that is given is for all requests.
     (tmp_path / "own.jinja").write_text(templates["default"])
-    done = command("generate", "--model", folder, "--chat-template", tmp_path / "own.jinja", "--max-tokens", "1", "Once")
+    own = servers.start("--chat-template", str(tmp_path / "own.jinja"), model=folder)
+    body = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 1}
+    assert own.post("/v1/chat/completions", body).status == 200
+    # What continues a text has no use for any: neither is it stopped by one, nor is one taken and ignored.
+    done = command("generate", "--model", folder, "--max-tokens", "1", "Once")
     assert done.returncode == 0, done
+    done = command("generate", "--model", folder, "--chat-template", tmp_path / "own.jinja", "Once")
+    assert done.returncode == 2 and "unknown option '--chat-template'" in done.stderr
