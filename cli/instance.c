@@ -413,6 +413,20 @@ static enum kva_status open_found(struct kva_cli_instance *instance,
     return status;
 }
 
+/* The name goes into answers and metrics: an empty one, as of a variable that is not set, is none that
+ * a client could ask for. */
+static enum kva_status check_name(const struct kva_cli_instance *instance,
+                                  const struct kva_config *config, struct kva_err *err)
+{
+    const size_t length = config->model_name ? strlen(config->model_name) : 1;
+    if (length > 0 && length < sizeof(instance->name))
+        return KVA_OK;
+    return kva_fail_param(err, KVA_EINVAL, "model-name",
+                          "--model-name is '%.40s%s' of %zu bytes, it must have 1 to %zu",
+                          config->model_name, length > 40 ? "..." : "", length,
+                          sizeof(instance->name) - 1);
+}
+
 enum kva_status kva_cli_instance_open(struct kva_cli_instance *instance,
                                       const struct kva_config *config, enum kva_cli_texts texts,
                                       const atomic_bool *cancelled, struct kva_err *err)
@@ -421,7 +435,9 @@ enum kva_status kva_cli_instance_open(struct kva_cli_instance *instance,
     struct kva_config own = *config;
     *instance = (struct kva_cli_instance){.cancelled = cancelled};
     kva_cli_kv_init(&instance->kv);
-    enum kva_status status = kva_cli_kv_read(&instance->kv, config, err);
+    enum kva_status status = check_name(instance, config, err);
+    if (!status)
+        status = kva_cli_kv_read(&instance->kv, config, err);
     if (!status)
         status = kva_cli_model_find(config, config->model, false, cancelled, &found, err);
     if (status)

@@ -518,6 +518,11 @@ def test_start__callers_that_never_come():
     assert "http://a.example" in serve("--allowed-host", "http://a.example")
 
 
+def test_start__a_name_that_nobody_can_ask_for():
+    assert "--model-name is ''" in serve("--model-name", "")
+    assert "of 256 bytes, it must have 1 to 255" in serve("--model-name", "x" * 256)
+
+
 def test_start__other_machines_want_a_key():
     for host in ("0.0.0.0", "::"):
         line = serve("--host", host, env=clean_environment())
