@@ -44,6 +44,15 @@ static struct kva_node_params params_of(const struct kva_cli_instance *instance,
 
 enum kva_status kva_cli_cluster_check(const struct kva_config *config, struct kva_err *err)
 {
+    const char *alone = config->cluster_etcd.count > 0 ? "cluster-etcd"
+                        : config->cluster_secret_file  ? "cluster-secret-file"
+                        : config->cluster_advertise    ? "cluster-advertise"
+                                                       : NULL;
+    if (!config->cluster_listen && alone)
+        return kva_fail_param(err, KVA_EINVAL, "cluster-listen",
+                              "--%s needs --cluster-listen ADDRESS:PORT: without it this instance "
+                              "is in no cluster",
+                              alone);
     if (!config->cluster_listen)
         return KVA_OK;
     if (config->cluster_etcd.count == 0)

@@ -312,6 +312,8 @@ def test_servers_of_another_secret_or_model_stay_apart(servers, cluster, tmp_pat
 
 @pytest.mark.parametrize(("options", "said"), [
     (["--cluster-listen", "127.0.0.1:0"], "--cluster-etcd"),
+    (["--cluster-etcd", "http://127.0.0.1:1", "--cluster-secret-file", "SECRET"], "--cluster-etcd needs --cluster-listen"),
+    (["--cluster-secret-file", "SECRET"], "--cluster-secret-file needs --cluster-listen"),
     (["--cluster-listen", "no address", "--cluster-etcd", "http://127.0.0.1:1",
       "--cluster-secret-file", "SECRET"], "no address"),
     (["--cluster-listen", "127.0.0.1:0", "--cluster-etcd", "ftp://x", "--cluster-secret-file", "SECRET"], "ftp://x"),
