@@ -262,7 +262,11 @@ static enum kva_status read_token(struct reader *r, uint32_t id, struct kva_gguf
         type = kva_gguf_mark_is(text, length) ? KVA_PIECE_CONTROL : KVA_PIECE_NORMAL;
     r->pieces.items[id].type = (uint8_t)type;
     r->pieces.items[id].score = (float)score;
-    return kva_pieces_set_text(&r->pieces, id, text, length);
+    enum kva_status status = kva_pieces_set_text(&r->pieces, id, text, length);
+    /* Converters before the middle of 2024 left runs of spaces (Gemma) as the vocabulary spells them. */
+    if (!status && r->sentence_piece && type == KVA_PIECE_USER_DEFINED)
+        kva_pieces_unmark(&r->pieces, id);
+    return status;
 }
 
 static enum kva_status read_tokens(struct reader *r)

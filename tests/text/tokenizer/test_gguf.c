@@ -462,6 +462,30 @@ static void test_gguf__old_gemma_s_marks_are_no_letters(void **state KVA_UNUSED)
     }
 }
 
+/* Runs of spaces that are added tokens, as converters wrote them before and after. */
+static void test_gguf__runs_of_spaces_are_found(void **state KVA_UNUSED)
+{
+    const char *const runs[] = {"\xE2\x96\x81\xE2\x96\x81", "  "};
+    for (size_t i = 0; i < KVA_COUNT_OF(runs); i++) {
+        const char *const tokens[] = {"<unk>", "<s>", "</s>", "\xE2\x96\x81", "a", runs[i]};
+        const int32_t types[] = {UNKNOWN, CONTROL, CONTROL, 1, 1, USER_DEFINED};
+        const float scores[6] = {0};
+        struct gguf_writer writer;
+        gguf_writer_init(&writer);
+        gguf_put_string(&writer, "general.architecture", "gemma");
+        gguf_put_string(&writer, "tokenizer.ggml.model", "llama");
+        gguf_put_strings(&writer, "tokenizer.ggml.tokens", tokens, 6);
+        gguf_put_i32s(&writer, "tokenizer.ggml.token_type", types, 6);
+        gguf_put_f32s(&writer, "tokenizer.ggml.scores", scores, 6);
+        struct kva_tokenizer *tokenizer = load(&writer);
+        check(tokenizer, "   a a", false, false, "5 3 4 3 4");
+        size_t length = 0;
+        assert_memory_equal(kva_tokenizer_token_bytes(tokenizer, 5, &length), "  ", 2);
+        assert_int_equal(length, 2);
+        kva_tokenizer_destroy(tokenizer);
+    }
+}
+
 static void test_gguf__refuses(void **state KVA_UNUSED)
 {
     struct gguf_writer writer;
@@ -544,6 +568,7 @@ int main(void)
         cmocka_unit_test(test_gguf__pre_tokenizers_split),
         cmocka_unit_test(test_gguf__scores_order_merges),
         cmocka_unit_test(test_gguf__old_gemma_s_marks_are_no_letters),
+        cmocka_unit_test(test_gguf__runs_of_spaces_are_found),
         cmocka_unit_test(test_gguf__refuses),
         cmocka_unit_test(test_gguf__refuses_broken_vocabularies),
     };
