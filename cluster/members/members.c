@@ -28,6 +28,10 @@ static enum kva_status check_endpoint(const char *url, struct kva_err *err)
                             "ASCII");
     if (!host || !*host || *host == '/' || *host == ':' || length > ENDPOINT_BYTES_MAX)
         return kva_fail(err, KVA_EINVAL, "endpoint %.100s: it is not http://HOST:PORT", url);
+    /* As other programs have several in one word. */
+    if (strchr(url, ','))
+        return kva_fail(err, KVA_EINVAL, "endpoint %.100s: give each URL by itself, without commas",
+                        url);
     return KVA_OK;
 }
 

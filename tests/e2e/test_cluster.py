@@ -317,6 +317,8 @@ def test_servers_of_another_secret_or_model_stay_apart(servers, cluster, tmp_pat
     (["--cluster-listen", "no address", "--cluster-etcd", "http://127.0.0.1:1",
       "--cluster-secret-file", "SECRET"], "no address"),
     (["--cluster-listen", "127.0.0.1:0", "--cluster-etcd", "ftp://x", "--cluster-secret-file", "SECRET"], "ftp://x"),
+    (["--cluster-listen", "127.0.0.1:0", "--cluster-etcd", "http://127.0.0.1:1,http://127.0.0.1:2",
+      "--cluster-secret-file", "SECRET"], "give each URL by itself"),
     (["--cluster-listen", "127.0.0.1:0", "--cluster-etcd", "http://127.0.0.1:1",
       "--cluster-secret-file", "MISSING"], "missing-secret"),
     (["--cluster-listen", "127.0.0.1:0", "--cluster-etcd", "http://127.0.0.1:1",
