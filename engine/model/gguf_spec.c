@@ -369,6 +369,24 @@ static enum kva_status add_marks(const struct reader *r, cJSON *ends)
     return status;
 }
 
+/* Several, as other programs' converters have them (Ollama). */
+static enum kva_status add_listed(const struct reader *r, cJSON *ends)
+{
+    static const char key[] = "tokenizer.ggml.eos_token_ids";
+    const struct kva_gguf_field *field = kva_gguf_find(r->gguf, key);
+    enum kva_status status = KVA_OK;
+    for (uint64_t i = 0; field && i < field->count && !status; i++) {
+        int64_t id;
+        if (!kva_gguf_whole(r->gguf, field, i, &id) || i == KVA_MODEL_EOS_MAX)
+            return kva_fail_param(r->err, KVA_EFORMAT, key,
+                                  "%s: %s is not an array of up to %d whole numbers", r->gguf->file,
+                                  key, KVA_MODEL_EOS_MAX);
+        if (id >= 0 && id != UINT32_MAX)
+            status = add_end(r, ends, id);
+    }
+    return status;
+}
+
 static enum kva_status read_ends(struct reader *r)
 {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
@@ -382,6 +400,8 @@ static enum kva_status read_ends(struct reader *r)
         if (!status && id >= 0 && id != UINT32_MAX)
             status = add_end(r, ends, id);
     }
+    if (!status)
+        status = add_listed(r, ends);
     return status ? status : add_marks(r, ends);
 }
 

@@ -153,6 +153,7 @@ static enum kva_status check_fields(const struct reader *r)
         "add_space_prefix",
         "remove_extra_whitespaces",
         "precompiled_charsmap",
+        "eos_token_ids",
     };
     const char id_end[] = "_token_id";
     for (size_t i = 0; i < r->gguf->field_count; i++) {

@@ -629,6 +629,34 @@ static void put_nones(struct gguf_writer *writer)
         gguf_put_field(writer, keys[i], strlen(keys[i]), KVA_GGUF_TYPE_I32, &none, sizeof(none));
 }
 
+/* A list of ids that end a text, beside the one. */
+static void test_gguf_model__takes_lists_of_ends(void **state)
+{
+    (void)state;
+    char path[1024];
+    struct checkpoint folder;
+    struct gguf_writer writer;
+    const int32_t ends[] = {2, 1, -1};
+    const float bad[] = {2.0f};
+    checkpoint_init(&folder);
+    checkpoint_path(&folder, "m.gguf", path, sizeof(path));
+    put_small_llama(&writer, 8);
+    gguf_put_u32(&writer, "tokenizer.ggml.eos_token_id", 2);
+    gguf_put_i32s(&writer, "tokenizer.ggml.eos_token_ids", ends, 3);
+    gguf_writer_save(&writer, path);
+    gguf_writer_finish(&writer);
+    struct kva_model *model = open_good(path);
+    assert_int_equal(model->config.eos_count, 2);
+    assert_true(model->config.eos_ids[0] == 2 && model->config.eos_ids[1] == 1);
+    kva_model_close(model);
+    put_small_llama(&writer, 8);
+    gguf_put_f32s(&writer, "tokenizer.ggml.eos_token_ids", bad, 1);
+    gguf_writer_save(&writer, path);
+    gguf_writer_finish(&writer);
+    expect_failure(path, KVA_EFORMAT, PARTS("eos_token_ids is not an array of up to 16 whole"));
+    checkpoint_finish(&folder);
+}
+
 /* Values that say nothing are no reason to refuse. */
 static void test_gguf_model__takes_neutral_values(void **state)
 {
@@ -750,6 +778,7 @@ int main(void)
         cmocka_unit_test(test_gguf_model__decodes_and_packs_every_format),
         cmocka_unit_test(test_gguf_model__refuses_what_it_would_do_wrong),
         cmocka_unit_test(test_gguf_model__refuses_other_architectures_by_name),
+        cmocka_unit_test(test_gguf_model__takes_lists_of_ends),
         cmocka_unit_test(test_gguf_model__takes_neutral_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -307,6 +307,7 @@ static void test_gguf__token_types_and_bos(void **state KVA_UNUSED)
     put_small(&writer, "gpt-2");
     gguf_put_bool(&writer, "tokenizer.ggml.add_bos_token", true);
     gguf_put_bool(&writer, "tokenizer.ggml.add_eos_token", true);
+    gguf_put_i32s(&writer, "tokenizer.ggml.eos_token_ids", (const int32_t[]){6, 5}, 2);
     gguf_put_u32(&writer, "tokenizer.ggml.eos_token_id", 6);
     tokenizer = load(&writer);
     check(tokenizer, "a", true, false, "5 0 6");
