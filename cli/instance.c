@@ -53,21 +53,33 @@ static size_t stem_length(const char *path, size_t length)
     return length;
 }
 
+/* The last component of a path, without what a file's name ends in. */
+static void copy_stem(const char *path, char *out, size_t size)
+{
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    length = stem_length(path, length);
+    size_t start = length;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
+    snprintf(out, size, "%.*s", (int)(length - start), path + start);
+}
+
 static void set_name(struct kva_cli_instance *instance, const struct kva_config *config)
 {
-    const char *name = config->model_name;
-    size_t length = strlen(config->model);
-    while (!name && length > 1 && config->model[length - 1] == '/')
-        length--;
-    length = stem_length(config->model, length);
-    size_t start = length;
-    while (!name && start > 0 && config->model[start - 1] != '/')
-        start--;
-    if (name)
-        snprintf(instance->name, sizeof(instance->name), "%s", name);
-    else
-        snprintf(instance->name, sizeof(instance->name), "%.*s", (int)(length - start),
-                 config->model + start);
+    const size_t size = sizeof(instance->name);
+    if (config->model_name) {
+        snprintf(instance->name, size, "%s", config->model_name);
+        return;
+    }
+    copy_stem(config->model, instance->name, size);
+    /* "." and ".." are no names: the folder's own is meant. */
+    const bool dots = strcmp(instance->name, ".") == 0 || strcmp(instance->name, "..") == 0;
+    char *real = dots ? realpath(config->model, NULL) : NULL;
+    if (real)
+        copy_stem(real, instance->name, size);
+    free(real);
 }
 
 static enum kva_status open_model(struct kva_cli_instance *instance,

@@ -35,6 +35,11 @@ def test_folder__all_that_is_missing_is_said_at_once(tmp_path):
     assert "lacks merges.txt, to which vocab.json belongs" in why(tmp_path / "model")
 
 
+def test_folder__is_named_as_it_is_called():
+    for path in (MODEL, f"{MODEL}/", f"{MODEL}/.", f"{MODEL}/training/.."):
+        assert command("info", "--model", path).stdout.splitlines()[0].split() == ["model", MODEL.name]
+
+
 @pytest.mark.parametrize("name", ["llama_added", "opt"])
 def test_folder__of_an_older_tokenizer_is_served(servers, tmp_path, name):
     folder = copy_of_the_model(tmp_path / "model", "tokenizer*", "special_tokens_map.json")
