@@ -7,10 +7,16 @@
 
 #include "kernels/packed.h"
 
+#ifdef __cplusplus
+#define KVA_PACKED_TABLE static constexpr struct kva_packed_format
+#else
+#define KVA_PACKED_TABLE static const struct kva_packed_format
+#endif
+
 /* In the order of enum kva_dtype, from KVA_INT8 on. Of int8's groups of 32, 64, 128 inputs and whole
  * rows, 128 is the largest that keeps the error of logits where bf16 activations have it
  * (docs/results/cpu.md). */
-static const struct kva_packed_format kva_packed_table[KVA_DTYPE_END - KVA_INT8] = {
+KVA_PACKED_TABLE kva_packed_table[KVA_DTYPE_END - KVA_INT8] = {
     /* gguf_id, head, head_bytes, block_inputs, scale_inputs, low_bits, high_bits, zero, has_min */
     {KVA_PACKED_NO_GGUF, KVA_HEAD_F32, 64, 128, 128, 8, 0, 128, false}, /* int8 */
     {2, KVA_HEAD_F16, 64, 64, 32, 4, 0, 8, false},                      /* q4_0 */

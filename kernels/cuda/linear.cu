@@ -86,9 +86,17 @@ bool kva_cuda_try_linear_beside(struct kva_device *device, uint32_t lane,
     return multiply_by(device, device->lanes[lane].blas.handle, args) == CUBLAS_STATUS_SUCCESS;
 }
 
+/* By the kernels of few rows; false: it is not for them. */
+static bool run_few(struct kva_device *device, const struct kva_linear_args *products,
+                    uint32_t count)
+{
+    return kva_cuda_linear_few(device, products, count) ||
+           kva_cuda_linear_packed_few(device, products, count);
+}
+
 void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args)
 {
-    if (args->rows == 0 || !kva_cuda_enter(device) || kva_cuda_linear_few(device, args, 1) ||
+    if (args->rows == 0 || !kva_cuda_enter(device) || run_few(device, args, 1) ||
         kva_cuda_defer_linear(device, args))
         return;
     if (kva_dtype_is_packed(args->weight.dtype))
@@ -100,7 +108,7 @@ void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *ar
 void kva_cuda_linear_group(struct kva_device *device, const struct kva_linear_group_args *args)
 {
     if (args->products->rows == 0 || !kva_cuda_enter(device) ||
-        kva_cuda_linear_few(device, args->products, args->count))
+        run_few(device, args->products, args->count))
         return;
     for (uint32_t i = 0; i < args->count; i++)
         kva_cuda_linear(device, &args->products[i]);
@@ -108,7 +116,8 @@ void kva_cuda_linear_group(struct kva_device *device, const struct kva_linear_gr
 
 void kva_cuda_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args)
 {
-    if (args->gate.rows == 0 || !kva_cuda_enter(device) || kva_cuda_linear_few_glu(device, args))
+    if (args->gate.rows == 0 || !kva_cuda_enter(device) || kva_cuda_linear_few_glu(device, args) ||
+        kva_cuda_linear_packed_glu(device, args))
         return;
     kva_cuda_linear(device, &args->gate);
     kva_cuda_linear(device, &args->up);

@@ -10,10 +10,15 @@ bool kva_cuda_linear_few(struct kva_device *device, const struct kva_linear_args
                          uint32_t count);
 bool kva_cuda_linear_few_glu(struct kva_device *device, const struct kva_linear_glu_args *args);
 
+/* linear_packed.cu: the same of packed weights of one format, up to some more rows. */
+bool kva_cuda_linear_packed_few(struct kva_device *device, const struct kva_linear_args *products,
+                                uint32_t count);
+bool kva_cuda_linear_packed_glu(struct kva_device *device, const struct kva_linear_glu_args *args);
+
 /* Linear with weights in the activations' format; false: it could not be launched. */
 typedef bool kva_cuda_linear_fn(struct kva_device *device, const struct kva_linear_args *args);
 
-/* linear_packed.cu: with packed weights; `multiply`: for what it expands. */
+/* With packed weights, expanded for `multiply`. */
 bool kva_cuda_linear_packed(struct kva_device *device, const struct kva_linear_args *args,
                             kva_cuda_linear_fn *multiply);
 

@@ -9,6 +9,7 @@
 #include "tests/cuda/bench.h"
 
 #include "base/clock.h"
+#include "kernels/packed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,27 +114,29 @@ static void run_linear(struct bench *bench, const void *opaque, uint32_t call)
 {
     /* Four weights in turn, so that none comes from the cache. */
     struct kva_linear_args args = *(const struct kva_linear_args *)opaque;
-    args.weight.data = (const unsigned char *)args.weight.data +
-                       (size_t)(call % 4) * args.weight.rows * args.weight.cols * 2;
+    args.weight.data =
+        (const unsigned char *)args.weight.data + call % 4 * kva_weight_bytes(&args.weight);
     bench->ops->linear(bench->device, &args);
 }
 
-static double linear_seconds(struct bench *bench, uint32_t rows, uint32_t outputs, uint32_t inputs)
+static double linear_seconds(struct bench *bench, uint32_t rows, struct kva_weight weight)
 {
-    size_t weight_bytes = (size_t)4 * outputs * inputs * 2;
+    const uint32_t outputs = weight.rows, inputs = weight.cols;
+    size_t weight_bytes = 4 * kva_weight_bytes(&weight);
     size_t x_bytes = (size_t)rows * inputs * 2, out_bytes = (size_t)rows * outputs * 2;
-    void *weight = bench_take_random(bench, weight_bytes), *x = bench_take_random(bench, x_bytes);
+    void *data = bench_take_random(bench, weight_bytes), *x = bench_take_random(bench, x_bytes);
     void *out = bench_take(bench, KVA_MEM_DEVICE, out_bytes);
+    weight.data = data;
     const struct kva_linear_args args = {
         .out = out,
         .x = x,
-        .weight = {.data = weight, .dtype = KVA_BF16, .rows = outputs, .cols = inputs},
+        .weight = weight,
         .rows = rows,
         .x_stride = inputs,
         .out_stride = outputs,
     };
     double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_linear, &args);
-    bench_give(bench, KVA_MEM_DEVICE, weight, weight_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, data, weight_bytes);
     bench_give(bench, KVA_MEM_DEVICE, x, x_bytes);
     bench_give(bench, KVA_MEM_DEVICE, out, out_bytes);
     return seconds;
@@ -155,7 +158,8 @@ static void bench_roofs(struct bench *bench)
     bench_give(bench, KVA_MEM_DEVICE, b, bytes);
     bench_give(bench, KVA_MEM_HOST, host, host_bytes);
     uint32_t n = bench->small ? 64 : 8192;
-    bench->flops_per_s = 2.0 * n * n * n / linear_seconds(bench, n, n, n);
+    bench->flops_per_s =
+        2.0 * n * n * n / linear_seconds(bench, n, (struct kva_weight){NULL, KVA_BF16, n, n});
     printf("roofs\n  copy on the device   %8.0f GB/s read and written\n"
            "  host to device       %8.1f GB/s\n  device to host       %8.1f GB/s\n"
            "  bf16 matrices        %8.1f TFLOP/s (%u cubed, random data)\n",
@@ -164,18 +168,20 @@ static void bench_roofs(struct bench *bench)
 
 /* --- linear ----------------------------------------------------------------------------------- */
 
-static void bench_linear(struct bench *bench)
+static void bench_format(struct bench *bench, enum kva_dtype dtype, const uint32_t *rows,
+                         size_t rows_count)
 {
     static const uint32_t shapes[][2] = {{4096, 4096}, {14336, 4096}, {4096, 14336}};
-    static const uint32_t rows[] = {1, 8, 16, 17, 36, 72, 256, 2048}; /* cuBLAS from 17 on */
-    printf("linear, bf16                us      GB/s  %% roof   TFLOP/s  %% roof\n");
+    printf("linear, %-8s           us      GB/s  %% roof   TFLOP/s  %% roof\n",
+           kva_dtype_name(dtype));
     for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
-        for (size_t j = 0; j < KVA_COUNT_OF(rows); j++) {
-            uint32_t outputs = bench->small ? 64 : shapes[i][0];
-            uint32_t inputs = bench->small ? 64 : shapes[i][1];
-            uint32_t count = bench->small ? 2 : rows[j];
-            double seconds = linear_seconds(bench, count, outputs, inputs);
-            double bytes = 2.0 * outputs * inputs + 2.0 * count * (outputs + inputs);
+        for (size_t j = 0; j < rows_count; j++) {
+            const uint32_t outputs = bench->small ? 64 : shapes[i][0];
+            const uint32_t inputs = bench->small ? 256 : shapes[i][1];
+            const uint32_t count = bench->small ? 2 : rows[j];
+            const struct kva_weight weight = {NULL, dtype, outputs, inputs};
+            double seconds = linear_seconds(bench, count, weight);
+            double bytes = (double)kva_weight_bytes(&weight) + 2.0 * count * (outputs + inputs);
             double flops = 2.0 * count * outputs * inputs;
             printf("  %4u x %5u x %5u  %9.1f %9.0f %7.0f %9.1f %7.0f\n", count, outputs, inputs,
                    seconds * 1e6, bytes / seconds * 1e-9,
@@ -183,6 +189,15 @@ static void bench_linear(struct bench *bench)
                    100 * flops / seconds / bench->flops_per_s);
         }
     }
+}
+
+/* cuBLAS has rows from 17 on, and from 65 on if weights are packed. */
+static void bench_linear(struct bench *bench)
+{
+    static const uint32_t rows[] = {1, 8, 16, 17, 36, 72, 256, 2048}, packed[] = {1, 16, 64, 65};
+    bench_format(bench, KVA_BF16, rows, KVA_COUNT_OF(rows));
+    bench_format(bench, KVA_Q4_K, packed, KVA_COUNT_OF(packed));
+    bench_format(bench, KVA_Q8_0, packed, KVA_COUNT_OF(packed));
 }
 
 /* --- small operators -------------------------------------------------------------------------- */

@@ -105,7 +105,8 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
     /* A matrix of one row is to a GPU a vector, which keeps its format: linear wants activations'. */
     if (check->gpu && shape.outputs == 1 && dtype != check->act)
         return;
-    uint32_t x_stride = shape.inputs + check_below(check, 3) * 5;
+    const uint32_t gaps[] = {0, 0, 8, 16, 5, 10}; /* a GPU's kernels want rows of whole vectors */
+    uint32_t x_stride = shape.inputs + gaps[check_below(check, KVA_COUNT_OF(gaps))];
     uint32_t out_stride = shape.outputs + check_below(check, 3) * 3;
     size_t count = (size_t)shape.rows * shape.outputs;
     size_t x_count = (size_t)(shape.rows - 1) * x_stride + shape.inputs;
