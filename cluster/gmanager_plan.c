@@ -23,6 +23,7 @@ struct picture {
     struct kva_plan_instance *instances;
     struct kva_plan_request *requests;
     struct kva_plan_loan *loans;
+    bool *apart; /* [members ^ 2] */
 };
 
 static uint32_t index_of(const struct kva_gmanager *g, uint32_t node)
@@ -136,6 +137,10 @@ static void add_entry(const struct kva_gmanager *g, struct picture *picture, uin
     uint32_t creditor = index_of(g, entry->instance);
     if (creditor == UINT32_MAX || creditor == instance)
         return; /* gone: its debtor will find out */
+    if (entry->flags & KVA_ENTRY_APART) {
+        picture->apart[(size_t)instance * g->member_count + creditor] = true;
+        return;
+    }
     picture->loans[picture->state.loan_count++] = (struct kva_plan_loan){
         .id = entry->loan,
         .request = entry->request,
@@ -154,7 +159,9 @@ static bool draw(struct kva_gmanager *g, struct kva_arena *arena, struct picture
     picture->instances = kva_arena_calloc(arena, g->member_count, sizeof(*picture->instances));
     picture->requests = kva_arena_calloc(arena, entries, sizeof(*picture->requests));
     picture->loans = kva_arena_calloc(arena, entries, sizeof(*picture->loans));
-    if (!picture->costs || !picture->instances || !picture->requests || !picture->loans)
+    picture->apart = kva_arena_calloc(arena, (size_t)g->member_count * g->member_count, 1);
+    if (!picture->costs || !picture->instances || !picture->requests || !picture->loans ||
+        !picture->apart)
         return false;
     for (uint32_t i = 0; i < g->member_count; i++)
         learn_pace(g, &g->members[i]);
@@ -171,6 +178,7 @@ static bool draw(struct kva_gmanager *g, struct kva_arena *arena, struct picture
     picture->state.instances = picture->instances;
     picture->state.requests = picture->requests;
     picture->state.loans = picture->loans;
+    picture->state.apart = picture->apart;
     picture->state.instance_count = g->member_count;
     return true;
 }

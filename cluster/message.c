@@ -289,7 +289,9 @@ static enum kva_status check_entry(const struct kva_message_entry *entry, enum k
                                    struct kva_err *err)
 {
     bool local = entry->flags & KVA_ENTRY_LOCAL;
-    if (local == (entry->loan != 0) || (!local && (entry->flags & KVA_ENTRY_HEAD)))
+    bool apart = entry->flags & KVA_ENTRY_APART;
+    if (local == (entry->loan != 0) || (!local && (entry->flags & KVA_ENTRY_HEAD)) ||
+        (apart && (local || entry->loan != entry->instance || entry->pages > 0)))
         return kva_fail_param(err, status, "flags", "an entry of loan %llu with flags %u",
                               (unsigned long long)entry->loan, entry->flags);
     return KVA_OK;

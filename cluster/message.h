@@ -30,7 +30,7 @@
 
 #include <stdbool.h>
 
-#define KVA_MESSAGE_VERSION      5u
+#define KVA_MESSAGE_VERSION      6u
 #define KVA_MESSAGE_HEADER_BYTES 40u
 #define KVA_MESSAGE_NONCE_BYTES  16u
 #define KVA_MESSAGE_MAC_BYTES    32u
@@ -73,13 +73,14 @@ enum kva_entry_flag {
     KVA_ENTRY_LOCAL = 1,   /* pages of a request that may be moved; without: a loan */
     KVA_ENTRY_HEAD = 2,    /* the first in line, whose need is head_pages: its prompt is in */
     KVA_ENTRY_REMOVED = 4, /* no longer so */
-    KVA_ENTRY_FLAGS = 7,
+    KVA_ENTRY_APART = 8,   /* no loan: pages cannot go to `instance`, whatever room it has */
+    KVA_ENTRY_FLAGS = 15,
 };
 
 /* One line of the request placement map: what of a request lies where. */
 struct kva_message_entry {
     uint64_t request;
-    uint64_t loan; /* 0: KVA_ENTRY_LOCAL */
+    uint64_t loan; /* 0: KVA_ENTRY_LOCAL; of KVA_ENTRY_APART: the instance */
     uint32_t generation;
     uint32_t instance; /* the creditor of a loan */
     uint32_t pages;

@@ -138,13 +138,19 @@ static bool creditor_before(const struct planner *p, uint32_t a, uint32_t b)
     return spare_x != spare_y ? spare_x > spare_y : x->id < y->id;
 }
 
-/* The creditor with the most free memory among those not yet tried, one with nobody who waits before
- * others; UINT32_MAX: none. */
+static bool is_apart(const struct planner *p, uint32_t debtor, uint32_t creditor)
+{
+    const bool *apart = p->state->apart;
+    return apart && apart[(size_t)debtor * p->state->instance_count + creditor];
+}
+
+/* The creditor with the most free memory among those not yet tried to which pages can go, one with
+ * nobody who waits before others; UINT32_MAX: none. */
 static uint32_t next_creditor(const struct planner *p, uint32_t debtor)
 {
     uint32_t best = UINT32_MAX;
     for (uint32_t i = 0; i < p->state->instance_count; i++) {
-        if (i != debtor && !p->tried[i] && may_lend(p, i) &&
+        if (i != debtor && !p->tried[i] && !is_apart(p, debtor, i) && may_lend(p, i) &&
             (best == UINT32_MAX || creditor_before(p, i, best)))
             best = i;
     }

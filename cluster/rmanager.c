@@ -43,11 +43,12 @@ enum kva_status kva_rmanager_create(const struct kva_rmanager_params *params,
     r->ops = *ops;
     r->debts = calloc(params->loans_max, sizeof(*r->debts));
     r->guests = calloc(params->loans_max, sizeof(*r->guests));
+    r->aparts = calloc(params->peers_max, sizeof(*r->aparts));
     r->reported = calloc(params->entries_max, sizeof(*r->reported));
     r->current = calloc(params->entries_max, sizeof(*r->current));
     r->changes = calloc(params->entries_max, 2 * sizeof(*r->changes));
-    if (kva_peers_init(&r->peers, params->peers_max) || !r->debts || !r->guests || !r->reported ||
-        !r->current || !r->changes) {
+    if (kva_peers_init(&r->peers, params->peers_max) || !r->debts || !r->guests || !r->aparts ||
+        !r->reported || !r->current || !r->changes) {
         kva_rmanager_destroy(r);
         return kva_fail(err, KVA_ENOMEM, "no memory for an rManager of %u loans and %u entries",
                         params->loans_max, params->entries_max);
@@ -63,6 +64,7 @@ void kva_rmanager_destroy(struct kva_rmanager *r)
     kva_peers_finish(&r->peers);
     free(r->debts);
     free(r->guests);
+    free(r->aparts);
     free(r->reported);
     free(r->current);
     free(r->changes);
@@ -113,7 +115,7 @@ static void receive_order(struct kva_rmanager *r, const struct kva_message *mess
     switch (message->type) {
     case KVA_MESSAGE_LEAD:
         if (heed(r, message->source, message->lead.revision, message->lead.round))
-            kva_report_send(r, message->lead.round, message->lead.full);
+            kva_report_send(r, message->lead.round, message->lead.full, now_ns);
         break;
     case KVA_MESSAGE_MOVE:
         if (heed(r, message->source, message->move.revision, message->move.round))

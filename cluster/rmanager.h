@@ -69,6 +69,9 @@ struct kva_rmanager_ops {
 
     /* As debtor. Whether the request is alive in this generation and the pages are closed and here. */
     bool (*lendable)(void *opaque, const struct kva_loan *loan);
+    /* Whether pages may go to a creditor, as far as is known: not to one that cannot be asked for
+     * attention to them. It is called again then. */
+    bool (*may_ask)(void *opaque, uint32_t creditor);
     /* Whether a creditor can be asked now for attention to what it has; if not, it is called. */
     bool (*reaches)(void *opaque, uint32_t creditor);
     /* From the coming step on the creditor's pages are the ones: those here are to be freed. */

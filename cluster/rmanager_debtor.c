@@ -169,7 +169,10 @@ void kva_debt_move(struct kva_rmanager *r, const struct kva_message *message, ui
     };
     if (kva_debt_find(r, loan.id))
         return;
-    if (r->draining || creditor || !slot || too_many || !place(r, &loan)) {
+    const bool apart = !r->ops.may_ask(r->ops.opaque, loan.creditor);
+    if (apart)
+        kva_report_apart(r, loan.creditor, now_ns);
+    if (r->draining || creditor || !slot || too_many || apart || !place(r, &loan)) {
         r->stats.orders_refused++;
         return;
     }
@@ -319,6 +322,14 @@ static void renew(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns
     kva_rmanager_send(r, &message, debt->loan.creditor, debt->creditor_life);
 }
 
+/* The creditor has not been heard of, or could not be asked, for a ttl: others are to be tried for as
+ * long. */
+static void give_up(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns)
+{
+    kva_report_apart(r, debt->loan.creditor, now_ns + debt->ttl_ns);
+    release(r, debt, now_ns);
+}
+
 /* What is sent again, or given up. */
 static void retry(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns)
 {
@@ -326,7 +337,7 @@ static void retry(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns
     switch (debt->state) {
     case KVA_DEBT_RESERVING:
         if (now_ns >= debt->give_up_ns)
-            release(r, debt, now_ns);
+            give_up(r, debt, now_ns);
         else if (due)
             send_reserve(r, debt, now_ns);
         break;
@@ -336,7 +347,7 @@ static void retry(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns
         break;
     case KVA_DEBT_READY:
         if (now_ns >= debt->give_up_ns)
-            release(r, debt, now_ns);
+            give_up(r, debt, now_ns);
         break;
     case KVA_DEBT_RETURNING:
         if (due)

@@ -48,6 +48,12 @@ struct kva_guest {
     bool switched;
 };
 
+/* A creditor to which an order could not be carried out: reports say so until it is otherwise. */
+struct kva_apart {
+    uint32_t node;
+    uint64_t until_ns; /* until then at least, whether it may be asked or not */
+};
+
 struct kva_rmanager {
     struct kva_rmanager_params params;
     struct kva_rmanager_ops ops;
@@ -55,6 +61,8 @@ struct kva_rmanager {
     struct kva_peers peers;
     struct kva_debt *debts;   /* [loans_max] */
     struct kva_guest *guests; /* [loans_max] */
+    struct kva_apart *aparts; /* [peers_max] */
+    uint32_t apart_count;
     uint64_t sequence;
     uint64_t guest_number;
     uint64_t revision; /* the highest seen */
@@ -93,6 +101,8 @@ void kva_guest_tick(struct kva_rmanager *r, uint64_t now_ns);
 void kva_guest_peer_new(struct kva_rmanager *r, uint32_t node, uint64_t life);
 
 /* rmanager_report.c */
-void kva_report_send(struct kva_rmanager *r, uint64_t round, bool full);
+void kva_report_send(struct kva_rmanager *r, uint64_t round, bool full, uint64_t now_ns);
+/* Nothing goes to that creditor, until then at least, and until it may be asked. */
+void kva_report_apart(struct kva_rmanager *r, uint32_t creditor, uint64_t until_ns);
 
 #endif

@@ -19,8 +19,47 @@ static bool same(const struct kva_message_entry *a, const struct kva_message_ent
            a->flags == b->flags;
 }
 
-/* Requests and loans as they are now, sorted. How many. */
-static uint32_t collect(struct kva_rmanager *r, struct kva_message_load *ret_load)
+/* --- who cannot be lent to --------------------------------------------------------------------- */
+
+/* Where there is no place, it has that of the one which is over first. */
+void kva_report_apart(struct kva_rmanager *r, uint32_t creditor, uint64_t until_ns)
+{
+    struct kva_apart *place = &r->aparts[0];
+    uint32_t i = 0;
+    for (; i < r->apart_count && r->aparts[i].node != creditor; i++)
+        if (r->aparts[i].until_ns < place->until_ns)
+            place = &r->aparts[i];
+    if (i < r->apart_count)
+        place = &r->aparts[i];
+    else if (r->apart_count < r->params.peers_max)
+        place = &r->aparts[r->apart_count++];
+    *place = (struct kva_apart){creditor, until_ns};
+}
+
+/* To whom nothing can go yet, of those to whom something should have gone. How many, at most `max`. */
+static uint32_t list_aparts(struct kva_rmanager *r, struct kva_message_entry *ret, uint32_t max,
+                            uint64_t now_ns)
+{
+    uint32_t kept = 0, listed = 0;
+    for (uint32_t i = 0; i < r->apart_count; i++) {
+        const struct kva_apart apart = r->aparts[i];
+        if (r->ops.may_ask(r->ops.opaque, apart.node) && now_ns >= apart.until_ns)
+            continue;
+        r->aparts[kept++] = apart;
+        if (listed < max)
+            ret[listed++] = (struct kva_message_entry){.request = UINT64_MAX, /* of none */
+                                                       .loan = apart.node,
+                                                       .instance = apart.node,
+                                                       .flags = KVA_ENTRY_APART};
+    }
+    r->apart_count = kept;
+    return listed;
+}
+
+/* --- everything, and what is new of it --------------------------------------------------------- */
+
+/* Requests and loans as they are now, and creditors that are apart, sorted. How many. */
+static uint32_t collect(struct kva_rmanager *r, struct kva_message_load *ret_load, uint64_t now_ns)
 {
     struct kva_message_load load = {0};
     uint32_t max = r->params.entries_max, count = 0, guests = 0, lent_pages = 0;
@@ -50,6 +89,7 @@ static uint32_t collect(struct kva_rmanager *r, struct kva_message_load *ret_loa
     }
     if (guests < r->params.loans_max && lent_pages < r->params.lend_pages_max)
         load.lendable_pages = r->params.lend_pages_max - lent_pages;
+    count += list_aparts(r, r->current + count, max - count, now_ns);
     uint32_t requests = r->ops.requests(r->ops.opaque, r->current + count, max - count);
     for (uint32_t i = count; i < count + requests; i++)
         r->current[i].instance = r->params.node;
@@ -81,10 +121,10 @@ static uint32_t list_changes(struct kva_rmanager *r, uint32_t count)
 }
 
 /* In as many messages as it takes; one, if there is nothing to say. */
-void kva_report_send(struct kva_rmanager *r, uint64_t round, bool full)
+void kva_report_send(struct kva_rmanager *r, uint64_t round, bool full, uint64_t now_ns)
 {
     struct kva_message_load load;
-    uint32_t count = collect(r, &load), at = 0;
+    uint32_t count = collect(r, &load, now_ns), at = 0;
     if (full || r->report_revision != r->revision) {
         r->reported_count = 0;
         full = true;

@@ -298,6 +298,12 @@ static bool lendable(void *opaque, const struct kva_loan *loan)
     return true;
 }
 
+static bool may_ask(void *opaque, uint32_t creditor)
+{
+    struct kva_instance *instance = opaque;
+    return instance->params.may_ask(instance->params.opaque, creditor);
+}
+
 static bool reaches(void *opaque, uint32_t creditor)
 {
     struct kva_instance *instance = opaque;
@@ -479,6 +485,7 @@ static enum kva_status create_tables(struct kva_instance *instance, struct kva_e
                                          .guest_reserve = guest_reserve,
                                          .guest_free = guest_free,
                                          .lendable = lendable,
+                                         .may_ask = may_ask,
                                          .reaches = reaches,
                                          .lent = lent,
                                          .home_reserve = home_reserve,

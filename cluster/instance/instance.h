@@ -40,7 +40,8 @@ struct kva_instance_params {
     /* A message goes out; of PAGES `content` is that of its pages, page_bytes each, else NULL. Does
      * not call back. */
     void (*send)(void *opaque, const struct kva_message *message, const void *content);
-    /* rmanager.h: the engine's remote has a connection with the creditor. */
+    /* rmanager.h: the engine's remote may ask the creditor, and has a connection with it. */
+    bool (*may_ask)(void *opaque, uint32_t creditor);
     bool (*reaches)(void *opaque, uint32_t creditor);
     void *opaque;
 };

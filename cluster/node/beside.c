@@ -25,6 +25,12 @@ static void send(void *opaque, const struct kva_message *message, const void *co
     kva_link_wake(node->link);
 }
 
+static bool may_ask(void *opaque, uint32_t creditor)
+{
+    struct kva_node *node = opaque;
+    return kva_debtor_may_ask(node->debtor, creditor);
+}
+
 static bool reaches(void *opaque, uint32_t creditor)
 {
     struct kva_node *node = opaque;
@@ -41,11 +47,6 @@ static void receive(struct kva_node *node, const struct kva_note *note)
         return;
     /* A heartbeat, which has entries, is for gManagers. */
     status = kva_message_decode(note->message, note->size, &entry, 1, &message, &err);
-    /* Pages would go to whom nobody could ask for attention to them. The leader plans again, when that
-     * may be otherwise. */
-    if (!status && message.type == KVA_MESSAGE_MOVE &&
-        !kva_debtor_may_ask(node->debtor, message.move.creditor))
-        return;
     if (!status)
         status = kva_instance_receive(node->instance, &message,
                                       note->content_bytes ? note->content : NULL,
@@ -78,6 +79,7 @@ static enum kva_status create_instance(struct kva_node *node, struct kva_schedul
         .patience_ns = p->patience_ns,
         .step_pages = kva_node_step_pages(node),
         .send = send,
+        .may_ask = may_ask,
         .reaches = reaches,
         .opaque = node};
     enum kva_status status = kva_instance_create(&params, &node->instance, err);

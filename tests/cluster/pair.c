@@ -67,6 +67,11 @@ static bool pair_lendable(void *opaque, const struct kva_loan *loan)
     return !node->refuses && closed && loan->request == 5 && loan->generation == 3;
 }
 
+static bool pair_may_ask(void *opaque, uint32_t creditor KVA_UNUSED)
+{
+    return !((const struct pair_node *)opaque)->apart;
+}
+
 static bool pair_reaches(void *opaque, uint32_t creditor KVA_UNUSED)
 {
     return !((const struct pair_node *)opaque)->unreached;
@@ -116,6 +121,7 @@ void pair_init(struct pair *pair)
             .guest_reserve = pair_guest_reserve,
             .guest_free = pair_guest_free,
             .lendable = pair_lendable,
+            .may_ask = pair_may_ask,
             .reaches = pair_reaches,
             .lent = pair_lent,
             .home_reserve = pair_home_reserve,

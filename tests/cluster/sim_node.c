@@ -228,6 +228,12 @@ static void node_came_home(void *opaque, const struct kva_loan *loan)
 }
 
 /* Links come up late, now and then; not where a defect of something else is to be noticed first. */
+static bool node_may_ask(void *opaque, uint32_t creditor KVA_UNUSED)
+{
+    struct sim_node *node = opaque;
+    return node->sim->broken || sim_below(node->sim, 8) > 0;
+}
+
 static bool node_reaches(void *opaque, uint32_t creditor KVA_UNUSED)
 {
     struct sim_node *node = opaque;
@@ -262,6 +268,7 @@ void sim_node_start(struct sim *sim, uint32_t index)
         .guest_reserve = node_guest_reserve,
         .guest_free = node_guest_free,
         .lendable = node_lendable,
+        .may_ask = node_may_ask,
         .reaches = node_reaches,
         .lent = node_lent,
         .home_reserve = node_home_reserve,

@@ -197,6 +197,40 @@ static void test_gmanager__who_drains_takes_no_part(void **state KVA_UNUSED)
     }
 }
 
+/* Whatever memory it has free: else it would be planned with in every round, and nobody else. */
+static void test_gmanager__pages_go_to_nobody_who_is_apart(void **state KVA_UNUSED)
+{
+    const struct kva_message_entry entries[] = {
+        long_request,
+        {.request = UINT64_MAX, .loan = 2, .instance = 2, .flags = KVA_ENTRY_APART},
+        {.request = UINT64_MAX,
+         .loan = 9,
+         .instance = 9,
+         .flags = KVA_ENTRY_APART}, /* of no member */
+    };
+    struct kva_message_entry gone = entries[1];
+    gone.flags |= KVA_ENTRY_REMOVED;
+    struct kva_message_load less = creditor_load;
+    less.free_pages -= 100;
+    struct leader leader;
+    leader_init(&leader);
+    assert_int_equal(kva_gmanager_member(leader.g, 3, 13), KVA_OK);
+    kva_gmanager_tick(leader.g, leader.now_ns);
+    report(&leader, 1, 0, 1, debtor_load, entries, 3);
+    report(&leader, 2, 0, 1, creditor_load, NULL, 0);
+    report(&leader, 3, 0, 1, less, NULL, 0);
+    advance(&leader, ROUND_NS / 5);
+    assert_int_equal(find_sent(&leader, KVA_MESSAGE_MOVE)->move.creditor, 3);
+    advance(&leader, ROUND_NS);
+    leader.sent_count = 0;
+    report(&leader, 1, 1, 2, debtor_load, &gone, 1);
+    report(&leader, 2, 1, 2, creditor_load, NULL, 0);
+    report(&leader, 3, 1, 2, less, NULL, 0);
+    advance(&leader, ROUND_NS / 5);
+    assert_int_equal(find_sent(&leader, KVA_MESSAGE_MOVE)->move.creditor, 2);
+    kva_gmanager_destroy(leader.g);
+}
+
 /* What the plan of one round says, of a debtor with these requests and loans. */
 static struct kva_gmanager_stats plan_round(struct leader *leader, struct kva_message_load debtor,
                                             const struct kva_message_entry *entries, uint16_t count,
@@ -519,6 +553,7 @@ int main(void)
         cmocka_unit_test(test_gmanager__numbers_of_an_election_are_used_once),
         cmocka_unit_test(test_gmanager__who_has_not_answered_takes_no_part),
         cmocka_unit_test(test_gmanager__who_drains_takes_no_part),
+        cmocka_unit_test(test_gmanager__pages_go_to_nobody_who_is_apart),
         cmocka_unit_test(test_gmanager__prompts_count),
         cmocka_unit_test(test_gmanager__nobody_is_asked_for_more_than_he_lends),
         cmocka_unit_test(test_gmanager__steps_say_how_fast_an_instance_is),

@@ -272,7 +272,10 @@ static void test_message__values_out_of_bounds_are_not_written(void **state KVA_
     refused(m, "flags");
     bad = sample_entries[2], bad.flags = KVA_ENTRY_HEAD;
     refused(m, "flags");
-    bad = sample_entries[2], bad.flags = 8;
+    bad = sample_entries[2], bad.flags = 16;
+    refused(m, "flags");
+    bad = sample_entries[2], bad.flags = KVA_ENTRY_APART, bad.pages = 0,
+    bad.loan = bad.instance + 1;
     refused(m, "flags");
 }
 

@@ -479,6 +479,54 @@ static void test_rmanager__a_loan_waits_until_its_creditor_can_be_asked(void **s
     }
 }
 
+static void assert_apart(struct pair *pair, uint64_t round, bool apart)
+{
+    const struct kva_message *beat = report(pair, 1, round, true);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < beat->heartbeat.entry_count; i++) {
+        const struct kva_message_entry *entry = &beat->heartbeat.entries[i];
+        count += entry->flags == KVA_ENTRY_APART && entry->instance == 2 && entry->loan == 2;
+    }
+    assert_int_equal(count, apart);
+}
+
+/* The leader is told of a creditor to which nothing can go, for as long as that is so: it would plan
+ * with it in every round. */
+static void test_rmanager__reports_say_who_cannot_be_lent_to(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair.nodes[0].apart = true;
+    assert_apart(&pair, 1, false); /* nothing should have gone there */
+    pair_move(&pair, 100, 8, 1, 1);
+    pair_move(&pair, 101, 8, 1, 1);
+    assert_int_equal(pair_stats(&pair, 1).orders_refused, 2);
+    assert_int_equal(pair_stats(&pair, 1).loans, 0);
+    assert_apart(&pair, 2, true);
+    pair_wait(&pair, 10 * PAIR_TTL_NS);
+    assert_apart(&pair, 3, true);
+    pair.nodes[0].apart = false;
+    assert_apart(&pair, 4, false);
+    pair_finish(&pair);
+}
+
+/* The same where it may be asked, but does not answer: others have their turn for a ttl. */
+static void test_rmanager__who_does_not_answer_is_not_lent_to_for_a_ttl(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair_move(&pair, 100, 8, 1, 1);
+    pair_wait(&pair, PAIR_TTL_NS - 1);
+    assert_apart(&pair, 1, false);
+    pair_wait(&pair, 1);
+    assert_apart(&pair, 2, true);
+    pair_wait(&pair, PAIR_TTL_NS - 1);
+    assert_apart(&pair, 3, true);
+    pair_wait(&pair, 1);
+    assert_apart(&pair, 4, false);
+    pair_finish(&pair);
+}
+
 static void test_rmanager__reports_say_what_has_changed(void **state KVA_UNUSED)
 {
     struct pair pair;
@@ -583,6 +631,8 @@ int main(void)
         cmocka_unit_test(test_rmanager__a_broken_link_loses_what_lies_behind_it),
         cmocka_unit_test(test_rmanager__a_loan_that_nobody_takes_back_moves_nothing),
         cmocka_unit_test(test_rmanager__a_loan_waits_until_its_creditor_can_be_asked),
+        cmocka_unit_test(test_rmanager__reports_say_who_cannot_be_lent_to),
+        cmocka_unit_test(test_rmanager__who_does_not_answer_is_not_lent_to_for_a_ttl),
         cmocka_unit_test(test_rmanager__reports_say_what_has_changed),
         cmocka_unit_test(test_rmanager__long_reports_come_in_pieces),
         cmocka_unit_test(test_rmanager__parameters_are_checked),

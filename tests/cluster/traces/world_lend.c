@@ -243,6 +243,7 @@ static void begin_instance(struct world *world, uint32_t index)
         .guest_reserve = node_guest_reserve,
         .guest_free = node_guest_free,
         .lendable = node_lendable,
+        .may_ask = node_reaches,
         .reaches = node_reaches,
         .lent = node_lent,
         .home_reserve = node_home_reserve,
