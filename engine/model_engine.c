@@ -85,12 +85,13 @@ static enum kva_status begin_kv(struct model_engine *e, struct kva_sequence *seq
     enum kva_status status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
     if (status)
         return status;
-    /* Log-probabilities of the prompt, and the mean of its tokens, need every row computed. */
-    bool want_rows = (p->sampling->prompt_logprobs >= 0 && p->prompt_tokens > 1) ||
-                     p->pooling == KVA_POOLING_MEAN;
+    /* Log-probabilities of the prompt, and the mean of its tokens, need every row computed; what those
+     * of a prompt have computed its other choices find. */
+    const bool is_mean = p->pooling == KVA_POOLING_MEAN;
     seq->kv.scope[0] = p->cache_scope[0];
     seq->kv.scope[1] = p->cache_scope[1];
-    seq->kv.share = e->params.prefix_cache && !p->cache_disabled && !want_rows;
+    seq->kv.share = e->params.prefix_cache && !p->cache_disabled && !is_mean;
+    seq->kv.anew = p->sampling->prompt_logprobs >= 0 && p->prompt_tokens > 1;
     seq->prefill_tokens = prefill_tokens;
     return KVA_OK;
 }

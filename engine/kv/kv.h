@@ -158,6 +158,7 @@ struct kva_kv_seq {
     uint32_t prompt_tokens; /* of them computed exactly */
     uint64_t scope[2];
     bool share;     /* look up and feed the prefix cache */
+    bool anew;      /* feed it only: all of the prompt is computed */
     bool resident;  /* holds its device memory */
     bool prefilled; /* the prompt is in; what is offloaded is attended to as the policy says */
     bool spreads;   /* longer than the device tier: its prompt is staged, and it decodes when enough

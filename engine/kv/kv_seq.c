@@ -240,7 +240,7 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
     const struct kva_page *page = NULL;
     uint32_t cached = 0; /* pages, in use by others or not */
     uint32_t cacheable = kva_kv_cacheable_pages(&seq->spec, prompt_tokens);
-    for (; seq->share && cached < cacheable; cached++) {
+    for (; seq->share && !seq->anew && cached < cacheable; cached++) {
         page = kva_page_pool_find(kv->pages, page, seq->scope, prompt + cached * KVA_PAGE_TOKENS);
         if (!page)
             break;
@@ -278,7 +278,7 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
                                  struct kva_err *err)
 {
     uint32_t prompt_tokens = seq->prompt_tokens;
-    if (seq->share)
+    if (seq->share && !seq->anew)
         find_prefix(kv, seq, prompt, prompt_tokens);
     uint32_t cached = seq->tokens;
     uint32_t missing =
@@ -305,7 +305,7 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
                         prompt_tokens - cached);
     }
     set_resident(kv, seq, true);
-    if (seq->share) {
+    if (seq->share && !seq->anew) {
         kv->counters.prefix_lookup_tokens += prompt_tokens;
         kv->counters.prefix_hit_tokens += cached;
     }

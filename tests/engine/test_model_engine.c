@@ -582,6 +582,31 @@ static void test_model_engine__prompt_logprobs_are_those_of_decoding(void **stat
     fixture_close(&f);
 }
 
+/* Who wants them computes all of the prompt, each time; others find it, its other choices first. */
+static void test_model_engine__prompt_logprobs_are_computed_for_all(void **state KVA_UNUSED)
+{
+    enum { PROMPT = 150 };
+    struct fixture f;
+    uint32_t prompt[PROMPT];
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .prefix_cache = true});
+    fixture_prompt(prompt, PROMPT, VOCAB, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        struct kva_sampling_params sampling = fixture_greedy();
+        sampling.prompt_logprobs = i % 2 ? -1 : 2;
+        const struct kva_sequence_params params = {.prompt = prompt,
+                                                   .prompt_tokens = PROMPT,
+                                                   .tokens_max = PROMPT + 1,
+                                                   .sampling = &sampling};
+        struct kva_sequence *seq = fixture_start(&f, &params);
+        struct kva_sequence_info info;
+        f.engine->ops->sequence_info(f.engine->self, seq, &info);
+        assert_int_equal(info.cached_tokens, i % 2 ? 128 : 0);
+        fixture_prefill(&f, seq, PROMPT);
+        f.engine->ops->destroy(f.engine->self, seq);
+    }
+    fixture_close(&f);
+}
+
 static void test_model_engine__steps_allocate_nothing(void **state KVA_UNUSED)
 {
     for (uint32_t v = 0; v < VARIANTS; v++) {
@@ -764,6 +789,7 @@ int main(void)
         cmocka_unit_test(test_model_engine__admission_takes_what_was_announced),
         cmocka_unit_test(test_model_engine__what_is_shared_is_neither_freed_nor_taken),
         cmocka_unit_test(test_model_engine__prompt_logprobs_are_those_of_decoding),
+        cmocka_unit_test(test_model_engine__prompt_logprobs_are_computed_for_all),
         cmocka_unit_test(test_model_engine__as_many_fit_as_are_said_to),
         cmocka_unit_test(test_model_engine__steps_allocate_nothing),
         cmocka_unit_test(test_model_engine__suspensions_allocate_nothing),
