@@ -159,6 +159,7 @@ struct kva_kv_seq {
     uint64_t scope[2];
     bool share;     /* look up and feed the prefix cache */
     bool anew;      /* feed it only: all of the prompt is computed */
+    bool rounded;   /* what is computed from now on has others' bits only up to rounding */
     bool resident;  /* holds its device memory */
     bool prefilled; /* the prompt is in; what is offloaded is attended to as the policy says */
     bool spreads;   /* longer than the device tier: its prompt is staged, and it decodes when enough

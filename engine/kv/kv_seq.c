@@ -172,7 +172,7 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     seq->closed_count = 0;
     seq->dropped = 0;
     seq->tokens = 0;
-    seq->prefilled = false;
+    seq->prefilled = seq->rounded = false;
     seq->offloaded = seq->prepared = seq->considered = 0;
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
         if ((*part)->reset)
@@ -371,9 +371,10 @@ void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t
     while ((seq->closed_count + 1) * KVA_PAGE_TOKENS <= tokens) {
         uint32_t index = seq->closed_count++;
         struct kva_page *page = seq->pages[index];
-        /* What an approximating policy computes after the prompt is for nobody else. */
+        /* What an approximating policy computes after the prompt is for nobody else, nor is what
+         * might have other bits there. */
         enum kva_kv_exactness exactness = seq->policy->exactness;
-        bool exact = exactness == KVA_KV_EXACT ||
+        bool exact = (exactness == KVA_KV_EXACT && !seq->rounded) ||
                      (exactness == KVA_KV_EXACT_PROMPT &&
                       seq->closed_count * KVA_PAGE_TOKENS <= seq->prompt_tokens);
         kva_kv_send_closed(kv, seq, index);

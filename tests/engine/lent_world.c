@@ -78,6 +78,11 @@ void lent_open_small(struct lent_world *w, const char *model, uint32_t levels,
         kva_lending_set_others(w->debtor.engine, UINT64_MAX);
 }
 
+void lent_open_cached(struct lent_world *w, const char *model)
+{
+    open_world(w, (struct fixture_params){.model_path = model, .prefix_cache = true});
+}
+
 void lent_open_waiting(struct lent_world *w, const char *model)
 {
     open_world(w, (struct fixture_params){.model_path = model, .waits = true});

@@ -27,6 +27,9 @@ void lent_open(struct lent_world *w, const char *model, uint32_t levels);
 void lent_open_small(struct lent_world *w, const char *model, uint32_t levels,
                      uint64_t device_bytes);
 
+/* The same with a debtor that has a prefix cache. */
+void lent_open_cached(struct lent_world *w, const char *model);
+
 /* The same with a debtor whose device can only wait for answers. */
 void lent_open_waiting(struct lent_world *w, const char *model);
 void lent_close(struct lent_world *w);

@@ -102,6 +102,15 @@ static struct kva_lent *lent_rows(const struct kva_kv_rows *rows)
     return lent && lent->count > 0 ? lent : NULL;
 }
 
+/* Whether attention over the pages that are here may go on from the loan's result: it begins the
+ * sequence, ends where attention folds, and is the only one. */
+static bool is_prefix(const struct kva_lent *lent)
+{
+    const struct kva_kv_loan *loan = &lent->debts[0].loan;
+    return lent->count == 1 && loan->first_page == 0 &&
+           loan->page_count * KVA_PAGE_TOKENS % KVA_ATTEND_SPLIT_TOKENS == 0;
+}
+
 void kva_lent_pass_begin(const struct kva_kv_part *self, struct kva_kv *kv,
                          struct kva_kv_pass *pass)
 {
@@ -114,17 +123,9 @@ void kva_lent_pass_begin(const struct kva_kv_part *self, struct kva_kv *kv,
         assert(pass->rows[i].row_count == 1 && !lent->lost);
         lent->slot = p->count;
         lent->broken = false;
+        pass->rows[i].seq->rounded |= !is_prefix(lent);
         p->count += lent->count;
     }
-}
-
-/* Whether attention over the pages that are here may go on from the loan's result: it begins the
- * sequence, ends where attention folds, and is the only one. */
-static bool is_prefix(const struct kva_lent *lent)
-{
-    const struct kva_kv_loan *loan = &lent->debts[0].loan;
-    return lent->count == 1 && loan->first_page == 0 &&
-           loan->page_count * KVA_PAGE_TOKENS % KVA_ATTEND_SPLIT_TOKENS == 0;
 }
 
 void kva_lent_locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer KVA_UNUSED)
