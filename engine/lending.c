@@ -36,16 +36,34 @@ void kva_lending_set_others(struct kva_engine *engine, uint64_t bytes)
     atomic_store(&e->kv->others_bytes, bytes);
 }
 
+/* As the scheduler reckons it. */
+static uint64_t begin_bytes(const struct model_engine *e, const struct kva_sequence *seq,
+                            bool shares)
+{
+    const struct kva_kv_seq *kv = &seq->kv;
+    uint32_t cached;
+    if (shares)
+        return kva_kv_seq_admit_bytes(e->kv, kv, seq->ids, &cached).device;
+    return kva_kv_stream_bytes(e->kv, kv->prompt_tokens) + kva_kv_seq_prompt_bytes(e->kv, kv);
+}
+
+static uint64_t go_on_bytes(const struct model_engine *e, const struct kva_sequence *seq,
+                            bool shares)
+{
+    uint64_t bytes = kva_kv_seq_resume_bytes(e->kv, &seq->kv), others = 0;
+    if (shares && bytes <= kva_tier_budget_bytes(e->kv->tier))
+        others = kva_kv_seq_shared_bytes(e->kv, &seq->kv).bytes;
+    return bytes > others ? bytes - others : 0;
+}
+
 struct kva_lending_need kva_lending_need_of(const struct kva_engine *engine,
-                                            const struct kva_sequence *seq)
+                                            const struct kva_sequence *seq, bool shares)
 {
     const struct model_engine *e = engine->self;
     const struct kva_kv_seq *kv = &seq->kv;
-    uint64_t page_bytes = e->kv->shape.page_bytes, bytes;
-    if (kv->prefilled || kv->page_count > 0)
-        bytes = kva_kv_seq_resume_bytes(e->kv, kv);
-    else /* whatever is cached of it */
-        bytes = kva_kv_stream_bytes(e->kv, kv->prompt_tokens) + kva_kv_seq_prompt_bytes(e->kv, kv);
+    const bool begun = kv->prefilled || kv->page_count > 0;
+    uint64_t page_bytes = e->kv->shape.page_bytes;
+    uint64_t bytes = begun ? go_on_bytes(e, seq, shares) : begin_bytes(e, seq, shares);
     uint32_t pages = (uint32_t)kva_div_up(bytes, page_bytes) + 1, last = 0;
     if (kv->spreads) /* only these are asked for with room to grow */
         last = kva_kv_pages(kv->tokens_max) - kva_kv_pages_lent(kv);

@@ -33,12 +33,14 @@ uint32_t kva_lending_lendable_pages(const struct kva_engine *engine,
 void kva_lending_set_others(struct kva_engine *engine, uint64_t bytes);
 
 /* Pages of device memory that the sequence needs here to begin, or to go on as it is, beside those
- * that are lent; and, of one that is longer than the device, beside which it will never need more. */
+ * that are lent; and, of one that is longer than the device, beside which it will never need more.
+ * What running ones have of it is looked for (`shares`), which takes time with its length, or not: it
+ * is free of charge where the device could hold all of the sequence. */
 struct kva_lending_need {
     uint32_t pages, pages_max;
 };
 struct kva_lending_need kva_lending_need_of(const struct kva_engine *engine,
-                                            const struct kva_sequence *seq);
+                                            const struct kva_sequence *seq, bool shares);
 
 /* The sequence's loans; how many. */
 uint32_t kva_lending_loans(const struct kva_sequence *seq,

@@ -132,9 +132,10 @@ static void take(void *opaque, const struct kva_loan *loan, uint32_t first, uint
 #define GROWTH_SHARE 8u
 
 static uint32_t wanted_pages(const struct kva_instance *instance,
-                             const struct kva_choice_place *place, uint32_t pages)
+                             const struct kva_choice_place *place, uint32_t pages, bool is_head)
 {
-    const struct kva_lending_need need = kva_lending_need_of(instance->params.engine, place->seq);
+    const struct kva_lending_need need =
+        kva_lending_need_of(instance->params.engine, place->seq, is_head);
     uint32_t growth = place->stranded ? pages / GROWTH_SHARE : 0;
     return need.pages + kva_min_u32(growth, need.pages_max - need.pages);
 }
@@ -235,7 +236,7 @@ static void load(void *opaque, struct kva_message_load *ret)
             ret->tokens += place->tokens;
             continue;
         }
-        uint32_t pages = wanted_pages(instance, place, ret->pages);
+        uint32_t pages = wanted_pages(instance, place, ret->pages, i == head);
         ret->head_pages = i == head ? pages : ret->head_pages;
         ret->waiting++;
         ret->waiting_pages += pages;
@@ -379,7 +380,7 @@ static uint32_t lacking(struct kva_instance *instance, bool stranded_too, uint64
         return 0;
     struct kva_message_load now = {0};
     note_memory(instance, &now);
-    uint32_t wanted = wanted_pages(instance, &instance->places[head], now.pages);
+    uint32_t wanted = wanted_pages(instance, &instance->places[head], now.pages, true);
     *ret_request = instance->places[head].id;
     return wanted > now.free_pages ? wanted - now.free_pages : 0;
 }

@@ -193,6 +193,44 @@ static void test_lent__what_is_rounded_is_not_cached(void **state KVA_UNUSED)
     }
 }
 
+/* What a running sequence has of another is not needed for that: neither for its prompt, nor when it
+ * is suspended. */
+static void test_lent__what_others_have_is_not_needed(void **state KVA_UNUSED)
+{
+    enum { PROMPT = 600, SHARED = PROMPT / PAGE };
+    struct lent_world w;
+    struct talker first, second;
+    lent_open_cached(&w, lent_model(false));
+    const struct kva_engine *e = w.debtor.engine;
+    struct kva_sequence *waits;
+    struct kva_err err;
+    talker_begin(&first, &w, PROMPT, full());
+    talker_speak(&first, 2);
+    const struct kva_sequence_params params = {.prompt = first.prompt,
+                                               .prompt_tokens = PROMPT,
+                                               .tokens_max = PROMPT + STEPS,
+                                               .sampling = &first.sampling,
+                                               .kv = full()};
+    assert_int_equal(e->ops->create(e->self, &params, &waits, &err), KVA_OK);
+    /* And its residual stream is not. */
+    assert_true(kva_lending_need_of(e, waits, true).pages + SHARED <=
+                kva_lending_need_of(e, waits, false).pages);
+    e->ops->destroy(e->self, waits);
+    talker_begin(&second, &w, PROMPT, full());
+    talker_speak(&second, 2);
+    e->ops->suspend(e->self, second.seq);
+    assert_int_equal(kva_lending_need_of(e, second.seq, false).pages -
+                         kva_lending_need_of(e, second.seq, true).pages,
+                     SHARED);
+    e->ops->suspend(e->self, first.seq);
+    assert_int_equal(kva_lending_need_of(e, second.seq, false).pages,
+                     kva_lending_need_of(e, second.seq, true).pages);
+    talker_end(&first);
+    talker_end(&second);
+    lent_expect_empty(&w);
+    lent_close(&w);
+}
+
 /* One message a layer and creditor for all of them. */
 static void test_lent__company_changes_nothing(void **state KVA_UNUSED)
 {
@@ -352,6 +390,7 @@ int main(void)
         cmocka_unit_test(test_lent__a_device_that_waits_gives_the_same_bits),
         cmocka_unit_test(test_lent__anything_else_gives_the_same_numbers),
         cmocka_unit_test(test_lent__what_is_rounded_is_not_cached),
+        cmocka_unit_test(test_lent__what_others_have_is_not_needed),
         cmocka_unit_test(test_lent__company_changes_nothing),
         cmocka_unit_test(test_lent__memory_is_free_while_pages_are_away),
         cmocka_unit_test(test_lent__suspension_changes_nothing),
