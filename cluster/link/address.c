@@ -48,12 +48,13 @@ static enum kva_status split(const char *text, char host[HOST_MAX], const char *
     return KVA_OK;
 }
 
-enum kva_status kva_link_address_resolve(const char *text, bool listening,
-                                         struct kva_link_address *ret, struct kva_err *err)
+static enum kva_status find(const char *text, bool listening, int flags,
+                            struct kva_link_address *ret, struct kva_err *err)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC,
                                    .ai_socktype = SOCK_STREAM,
-                                   .ai_flags = AI_NUMERICSERV | (listening ? AI_PASSIVE : 0)};
+                                   .ai_flags =
+                                       AI_NUMERICSERV | flags | (listening ? AI_PASSIVE : 0)};
     char host[HOST_MAX];
     const char *port = "";
     struct addrinfo *found;
@@ -72,6 +73,18 @@ enum kva_status kva_link_address_resolve(const char *text, bool listening,
     memcpy(&ret->socket, found->ai_addr, found->ai_addrlen);
     freeaddrinfo(found);
     return KVA_OK;
+}
+
+enum kva_status kva_link_address_resolve(const char *text, bool listening,
+                                         struct kva_link_address *ret, struct kva_err *err)
+{
+    return find(text, listening, 0, ret, err);
+}
+
+enum kva_status kva_link_address_read(const char *text, bool listening,
+                                      struct kva_link_address *ret, struct kva_err *err)
+{
+    return find(text, listening, AI_NUMERICHOST, ret, err);
 }
 
 void kva_link_address_write(const struct sockaddr_storage *address, char ret[KVA_LINK_ADDRESS_TEXT])

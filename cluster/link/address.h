@@ -24,6 +24,11 @@ KVA_MUST_CHECK enum kva_status kva_link_address_resolve(const char *text, bool l
                                                         struct kva_link_address *ret,
                                                         struct kva_err *err);
 
+/* The same of an address that is a number: no name is looked up. */
+KVA_MUST_CHECK enum kva_status kva_link_address_read(const char *text, bool listening,
+                                                     struct kva_link_address *ret,
+                                                     struct kva_err *err);
+
 void kva_link_address_write(const struct sockaddr_storage *address,
                             char ret[KVA_LINK_ADDRESS_TEXT]);
 

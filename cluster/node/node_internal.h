@@ -95,12 +95,16 @@ struct kva_probe {
     double least_s[2]; /* round trips, without and with data */
 };
 
+struct kva_lookup;
+
 /* A member, as the cluster's thread knows it. */
 struct kva_peer {
     struct kva_member member;
     bool up;
-    bool known;        /* the engine's thread was told of it */
-    uint64_t tell_ns;  /* when to look its name up again, to tell it; 0: it was not yet */
+    bool known; /* its host was found, and the engine's thread was told of it */
+    char host[KVA_MEMBERS_HOST_MAX]; /* known: as a number */
+    struct kva_lookup *lookup;       /* of its host's name; NULL: none is under way */
+    uint64_t look_ns;  /* not known: when to look its name up again; 0: it was not yet */
     uint64_t retry_ns; /* when to connect again; 0: connecting, or connected */
     struct kva_probe probe;
 };

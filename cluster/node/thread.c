@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "cluster/link/address.h"
+#include "cluster/node/lookup.h"
 #include "cluster/node/node_internal.h"
 
 #include <stdio.h>
@@ -58,28 +59,6 @@ static void host_of(const char *address, char *ret, size_t size)
     snprintf(ret, size, "%.*s", (int)length, address);
 }
 
-/* The engine's thread hears of a member when its name has been looked up, for which no step waits.
- * This thread does, for as long as the resolver takes. */
-static void introduce(struct kva_node *node, struct kva_peer *peer)
-{
-    char address[KVA_NODE_ADDRESS_MAX], text[KVA_LINK_ADDRESS_TEXT];
-    struct kva_member member = peer->member;
-    struct kva_link_address found;
-    struct kva_err err;
-    kva_node_address(member.host, member.guest_port, address);
-    if (kva_link_address_resolve(address, false, &found, &err)) {
-        if (peer->tell_ns == 0)
-            kva_log(KVA_LOG_WARN, "cluster       nothing is lent to node %u until it is found: %s",
-                    member.node, err.message);
-        peer->tell_ns = kva_time_ns() + RETRY_NS;
-        return;
-    }
-    kva_link_address_write(&found.socket, text);
-    host_of(text, member.host, sizeof(member.host));
-    peer->known = true;
-    tell_engine(node, KVA_NOTE_MEMBER, &member);
-}
-
 static void joined(void *opaque, uint32_t number, uint64_t life)
 {
     struct kva_node *node = opaque;
@@ -92,21 +71,73 @@ static void joined(void *opaque, uint32_t number, uint64_t life)
     tell_engine(node, KVA_NOTE_JOINED, &self);
 }
 
-/* Of two, the one with the smaller number connects. */
+/* Of two, the one with the smaller number connects, once its host is known. */
 static void connect_with(struct kva_node *node, struct kva_peer *peer)
 {
     char address[KVA_NODE_ADDRESS_MAX];
     struct kva_err err;
     const struct kva_member *m = &peer->member;
     peer->retry_ns = 0;
-    if (node->self == 0 || node->self > m->node)
+    if (node->self == 0 || node->self > m->node || !peer->known)
         return;
-    kva_node_address(m->host, m->port, address);
+    kva_node_address(peer->host, m->port, address);
     if (kva_link_connect(node->link, m->node, m->life, address, &err) == KVA_OK)
         return;
     kva_log(KVA_LOG_WARN, "cluster       node %u: %s", m->node, err.message);
     peer->retry_ns = kva_time_ns() + RETRY_NS;
 }
+
+/* --- where they are ---------------------------------------------------------------------------- */
+
+static void not_found(struct kva_peer *peer, const struct kva_err *err)
+{
+    if (!peer->known && peer->look_ns == 0)
+        kva_log(KVA_LOG_WARN, "cluster       nothing is lent to node %u until it is found: %s",
+                peer->member.node, err->message);
+    peer->look_ns = kva_time_ns() + RETRY_NS;
+}
+
+/* The engine's thread hears of a member when its name has been looked up, for which no step waits,
+ * nor does this thread; but not that a name has another address by now, which may be one of several. */
+static void found(struct kva_node *node, struct kva_peer *peer, const char *text)
+{
+    struct kva_member member = peer->member;
+    host_of(text, member.host, sizeof(member.host));
+    memcpy(peer->host, member.host, sizeof(peer->host));
+    if (peer->known)
+        return;
+    peer->known = true;
+    tell_engine(node, KVA_NOTE_MEMBER, &member);
+    connect_with(node, peer);
+}
+
+static void take_lookup(struct kva_node *node, struct kva_peer *peer)
+{
+    char text[KVA_LINK_ADDRESS_TEXT];
+    struct kva_err err;
+    if (!peer->lookup || !kva_lookup_is_done(peer->lookup))
+        return;
+    if (kva_lookup_take(peer->lookup, text, &err))
+        not_found(peer, &err);
+    else
+        found(node, peer, text);
+    kva_lookup_end(peer->lookup);
+    peer->lookup = NULL;
+}
+
+static void look_up(struct kva_node *node, struct kva_peer *peer)
+{
+    char address[KVA_NODE_ADDRESS_MAX];
+    struct kva_err err;
+    if (peer->lookup)
+        return;
+    kva_node_address(peer->member.host, peer->member.guest_port, address);
+    if (kva_lookup_begin(address, kva_link_address_resolve, &peer->lookup, &err))
+        not_found(peer, &err);
+    take_lookup(node, peer);
+}
+
+/* --- who is there ------------------------------------------------------------------------------ */
 
 static void connected(struct kva_node *node, struct kva_peer *peer)
 {
@@ -120,6 +151,7 @@ static void forget(struct kva_node *node, struct kva_peer *peer)
     const struct kva_member member = peer->member;
     const bool known = peer->known;
     kva_link_disconnect(node->link, member.node);
+    kva_lookup_end(peer->lookup);
     if (node->gmanager)
         kva_gmanager_member_gone(node->gmanager, member.node);
     *peer = node->peers[--node->peer_count];
@@ -147,7 +179,7 @@ static void meet(struct kva_node *node, const struct kva_member *member)
             member->port);
     if (kva_link_life(node->link, member->node) == member->life)
         connected(node, peer); /* it knew of this node, and had connected, before this one of it */
-    connect_with(node, peer);
+    look_up(node, peer);
 }
 
 /* Where there is no place, it has the first that becomes free: those who died may be there still,
@@ -322,15 +354,15 @@ static void publish(struct kva_node *node)
 
 static void look_at_what_is_due(struct kva_node *node, uint64_t now_ns)
 {
-    bool sought = false; /* one name at a time: etcd's lease is kept alive between them */
     for (uint32_t i = 0; i < node->peer_count; i++) {
         struct kva_peer *peer = &node->peers[i];
-        if (peer->retry_ns > 0 && now_ns >= peer->retry_ns)
+        take_lookup(node, peer);
+        if (peer->retry_ns > 0 && now_ns >= peer->retry_ns) {
             connect_with(node, peer);
-        if (!sought && !peer->known && now_ns >= peer->tell_ns) {
-            introduce(node, peer);
-            sought = true;
+            look_up(node, peer); /* it may be elsewhere by now */
         }
+        if (!peer->known && now_ns >= peer->look_ns)
+            look_up(node, peer);
     }
     kva_node_manager_tick(node, now_ns);
     publish(node);
@@ -426,6 +458,9 @@ void kva_node_thread_stop(struct kva_node *node)
     kva_node_deposed(node);
     kva_members_destroy(node->members, LEAVE_NS);
     node->members = NULL;
+    for (uint32_t i = 0; i < node->peer_count; i++)
+        kva_lookup_end(node->peers[i].lookup);
+    node->peer_count = 0;
     kva_link_destroy(node->link);
     node->link = NULL;
 }

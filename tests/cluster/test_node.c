@@ -1,10 +1,12 @@
 /* test_node.c - a node's parts without an etcd: what it counts on, and what it orders as a leader. */
 #include "base/clock.h"
+#include "cluster/node/lookup.h"
 #include "cluster/node/node_internal.h"
 #include "engine/lending.h"
 #include "tests/cluster/a100.h"
 #include "tests/cmocka.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -74,6 +76,68 @@ static void test_node__a_request_counts_on_as_many_as_it_may_have_loans(void **s
         kva_lenders_put(&lenders, node, 7);
     assert_int_equal(lenders.count, NODES_MAX);
     kva_lenders_finish(&lenders);
+}
+
+/* --- where members are -------------------------------------------------------------------------- */
+
+/* A resolver that says nothing until it is let go on. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool goes_on;
+    uint32_t asked, answered;
+} resolver = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static enum kva_status slow_resolve(const char *text, bool listening, struct kva_link_address *ret,
+                                    struct kva_err *err)
+{
+    pthread_mutex_lock(&resolver.lock);
+    resolver.asked++;
+    while (!resolver.goes_on)
+        pthread_cond_wait(&resolver.changed, &resolver.lock);
+    resolver.answered++;
+    pthread_cond_broadcast(&resolver.changed);
+    pthread_mutex_unlock(&resolver.lock);
+    if (strcmp(text, "known.test:5") == 0)
+        return kva_link_address_resolve("127.0.0.9:5", listening, ret, err);
+    return kva_fail(err, KVA_EINVAL, "nobody knows '%s'", text);
+}
+
+static struct kva_lookup *look_up(const char *address)
+{
+    struct kva_lookup *lookup = NULL;
+    assert_int_equal(kva_lookup_begin(address, slow_resolve, &lookup, NULL), KVA_OK);
+    return lookup;
+}
+
+static void test_node__a_slow_resolver_holds_nobody_up(void **state KVA_UNUSED)
+{
+    char text[KVA_LINK_ADDRESS_TEXT];
+    struct kva_err err;
+    struct kva_lookup *known = look_up("known.test:5"), *unknown = look_up("unknown.test:5");
+    kva_lookup_end(look_up("known.test:5")); /* of a member that is gone before it is found */
+    struct kva_lookup *number = look_up("[::1]:7");
+    assert_true(kva_lookup_is_done(number));
+    assert_int_equal(kva_lookup_take(number, text, &err), KVA_OK);
+    assert_string_equal(text, "[::1]:7");
+    assert_false(kva_lookup_is_done(known) || kva_lookup_is_done(unknown));
+    pthread_mutex_lock(&resolver.lock);
+    resolver.goes_on = true;
+    pthread_cond_broadcast(&resolver.changed);
+    while (resolver.answered < 3)
+        pthread_cond_wait(&resolver.changed, &resolver.lock);
+    assert_int_equal(resolver.asked, 3); /* a number is nobody's name */
+    pthread_mutex_unlock(&resolver.lock);
+    while (!kva_lookup_is_done(known) || !kva_lookup_is_done(unknown))
+        usleep(1000);
+    assert_int_equal(kva_lookup_take(known, text, &err), KVA_OK);
+    assert_string_equal(text, "127.0.0.9:5");
+    assert_int_equal(kva_lookup_take(unknown, text, &err), KVA_EINVAL);
+    assert_string_equal(err.message, "nobody knows 'unknown.test:5'");
+    kva_lookup_end(known);
+    kva_lookup_end(unknown);
+    kva_lookup_end(number);
+    kva_lookup_end(NULL);
 }
 
 /* --- what is asked at once ----------------------------------------------------------------------- */
@@ -218,6 +282,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_node__a_request_counts_on_as_many_as_it_may_have_loans),
+        cmocka_unit_test(test_node__a_slow_resolver_holds_nobody_up),
         cmocka_unit_test(test_node__every_loan_may_be_asked_about_at_once),
         cmocka_unit_test(test_node__links_are_measured_whatever_a_page_has),
         cmocka_unit_test(test_node__a_leader_gathers_as_many_loans_as_a_request_may_have),
