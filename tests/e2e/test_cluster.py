@@ -129,6 +129,20 @@ def test_nothing_is_lent_to_whom_nobody_can_ask(cluster, prompts, alone):
     cluster.wait_nothing_lent()
 
 
+def test_others_lend_where_one_cannot_be_asked(cluster, prompts, alone):
+    """The one with the most memory free is the first in every plan, until it is known to be apart."""
+    cluster.start(*SMALL, "--device-memory", "80M")
+    cluster.wait_complete()
+    assert cluster.etcd.change_records(guest_port=free_port()) == 1
+    third = cluster.start(*SMALL)
+    debtor = cluster.start(*SMALL)
+    cluster.wait_complete()
+    with borrowing(debtor, prompts, alone) as futures:
+        assert third.metrics()[LENT] > 0
+        assert results(futures) == alone
+    cluster.wait_nothing_lent()
+
+
 def test_a_debtor_says_what_it_says_alone(cluster, prompts, alone):
     debtor, creditor = cluster.start(*SMALL), cluster.start(*SMALL)
     cluster.wait_complete()
