@@ -67,7 +67,9 @@ struct kva_rmanager_ops {
     bool (*guest_reserve)(void *opaque, const struct kva_loan *loan);
     void (*guest_free)(void *opaque, const struct kva_loan *loan);
 
-    /* As debtor. Whether the request is alive in this generation and the pages are closed and here. */
+    /* As debtor. The first page of a loan's request whose memory lending would free; NULL: 0. */
+    uint32_t (*lendable_from)(void *opaque, const struct kva_loan *loan);
+    /* Whether the request is alive in this generation and the pages are closed and here. */
     bool (*lendable)(void *opaque, const struct kva_loan *loan);
     /* Whether pages may go to a creditor, as far as is known: not to one that cannot be asked for
      * attention to them. It is called again then. */

@@ -95,10 +95,10 @@ void kva_rmanager_peer_lost(struct kva_rmanager *r, uint32_t node, uint64_t now_
 
 /* --- orders ----------------------------------------------------------------------------------- */
 
-/* The first page from which on no loan has any of the next `pages`. */
+/* The first page, of those that lending frees, from which on no loan has any of the next `pages`. */
 static uint32_t first_free_page(const struct kva_rmanager *r, const struct kva_loan *loan)
 {
-    uint32_t first = 0;
+    uint32_t first = r->ops.lendable_from ? r->ops.lendable_from(r->ops.opaque, loan) : 0;
     for (bool moved = true; moved;) {
         moved = false;
         for (uint32_t i = 0; i < r->params.loans_max; i++) {

@@ -5,6 +5,12 @@
 #include "engine/kv/stream.h"
 #include "engine/model_engine_internal.h"
 
+uint32_t kva_lending_lendable_from(const struct kva_engine *engine, const struct kva_sequence *seq)
+{
+    const struct model_engine *e = engine->self;
+    return kva_kv_lendable_from(e->kv, &seq->kv);
+}
+
 bool kva_lending_lendable(const struct kva_engine *engine, const struct kva_sequence *seq,
                           uint32_t first, uint32_t count)
 {

@@ -17,6 +17,9 @@
 
 /* --- as debtor ------------------------------------------------------------------------------- */
 
+/* The first page of a sequence that may leave: those before it others have too (parts/lent.h). */
+uint32_t kva_lending_lendable_from(const struct kva_engine *engine, const struct kva_sequence *seq);
+
 /* Whether pages [first, first + count) of a sequence may leave, and that they do, once the creditor
  * has them. */
 bool kva_lending_lendable(const struct kva_engine *engine, const struct kva_sequence *seq,

@@ -288,6 +288,15 @@ static void guest_free(void *opaque, const struct kva_loan *loan)
 
 /* --- as debtor ------------------------------------------------------------------------------- */
 
+static uint32_t lendable_from(void *opaque, const struct kva_loan *loan)
+{
+    struct kva_instance *instance = opaque;
+    struct kva_choice_place owner;
+    if (!find_owner(instance, loan, &owner))
+        return 0;
+    return kva_lending_lendable_from(instance->params.engine, owner.seq);
+}
+
 static bool lendable(void *opaque, const struct kva_loan *loan)
 {
     struct kva_instance *instance = opaque;
@@ -485,6 +494,7 @@ static enum kva_status create_tables(struct kva_instance *instance, struct kva_e
                                          .take = take,
                                          .guest_reserve = guest_reserve,
                                          .guest_free = guest_free,
+                                         .lendable_from = lendable_from,
                                          .lendable = lendable,
                                          .may_ask = may_ask,
                                          .reaches = reaches,

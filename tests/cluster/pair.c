@@ -60,6 +60,11 @@ static void pair_guest_free(void *opaque, const struct kva_loan *loan)
     node->freed++;
 }
 
+static uint32_t pair_lendable_from(void *opaque, const struct kva_loan *loan KVA_UNUSED)
+{
+    return ((const struct pair_node *)opaque)->shared_pages;
+}
+
 static bool pair_lendable(void *opaque, const struct kva_loan *loan)
 {
     const struct pair_node *node = opaque;
@@ -120,6 +125,7 @@ void pair_init(struct pair *pair)
             .take = pair_take,
             .guest_reserve = pair_guest_reserve,
             .guest_free = pair_guest_free,
+            .lendable_from = pair_lendable_from,
             .lendable = pair_lendable,
             .may_ask = pair_may_ask,
             .reaches = pair_reaches,

@@ -18,6 +18,7 @@ struct pair_node {
     uint32_t free_pages;
     uint32_t guest_pages;
     bool refuses;          /* nothing of it is lendable */
+    uint32_t shared_pages; /* at the request's beginning */
     bool apart;            /* nobody may be asked, as far as is known */
     bool unreached;        /* nobody can be asked for attention */
     uint32_t closed_pages; /* the request's first so many are; 0: as many as are asked for */

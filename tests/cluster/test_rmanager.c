@@ -45,6 +45,22 @@ static void test_rmanager__loans_of_a_request_do_not_overlap(void **state KVA_UN
     pair_finish(&pair);
 }
 
+/* Not what others have as well: nothing would be free by it. */
+static void test_rmanager__a_loan_begins_behind_what_is_shared(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair.nodes[0].shared_pages = 5;
+    pair_move(&pair, 100, 8, 1, 1);
+    assert_int_equal(pair_last(&pair, KVA_MESSAGE_RESERVE)->reserve.first_page, 5);
+    pair_move(&pair, 101, 8, 1, 1);
+    assert_int_equal(pair_last(&pair, KVA_MESSAGE_RESERVE)->reserve.first_page, 13);
+    pair.nodes[0].shared_pages = 0; /* they have ended */
+    pair_move(&pair, 102, 4, 1, 1);
+    assert_int_equal(pair_last(&pair, KVA_MESSAGE_RESERVE)->reserve.first_page, 0);
+    pair_finish(&pair);
+}
+
 /* Where the pages that are asked for do not lie together, half of them go, or a quarter. */
 static void test_rmanager__an_order_may_be_carried_out_in_part(void **state KVA_UNUSED)
 {
@@ -611,6 +627,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rmanager__a_loan_goes_and_comes_home),
         cmocka_unit_test(test_rmanager__loans_of_a_request_do_not_overlap),
+        cmocka_unit_test(test_rmanager__a_loan_begins_behind_what_is_shared),
         cmocka_unit_test(test_rmanager__an_order_may_be_carried_out_in_part),
         cmocka_unit_test(test_rmanager__positions_of_a_loan_have_32_bits),
         cmocka_unit_test(test_rmanager__pages_go_at_their_rate),

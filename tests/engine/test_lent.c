@@ -231,6 +231,51 @@ static void test_lent__what_others_have_is_not_needed(void **state KVA_UNUSED)
     lent_close(&w);
 }
 
+static uint64_t device_in_use(const struct kva_engine *e)
+{
+    struct kva_engine_usage usage;
+    e->ops->usage(e->self, &usage);
+    return usage.used.device - usage.cached.device;
+}
+
+/* The beginning that another one has stays, for as long as that runs: only what frees memory goes. */
+static void test_lent__what_others_have_is_not_lent(void **state KVA_UNUSED)
+{
+    enum { PROMPT = 600, LONGER = 900, SHARED = PROMPT / PAGE };
+    struct lent_world w;
+    struct talker first;
+    uint32_t prompt[LONGER];
+    lent_open_cached(&w, lent_model(false));
+    const struct kva_engine *e = w.debtor.engine;
+    talker_begin(&first, &w, PROMPT, full());
+    talker_speak(&first, 2);
+    assert_int_equal(kva_lending_lendable_from(e, first.seq), 0);
+    fixture_prompt(prompt, LONGER, VOCAB, 5);
+    memcpy(prompt, first.prompt, PROMPT * sizeof(*prompt));
+    struct kva_sequence *seq =
+        fixture_start(&w.debtor, &(struct kva_sequence_params){.prompt = prompt,
+                                                               .prompt_tokens = LONGER,
+                                                               .tokens_max = LONGER + STEPS,
+                                                               .sampling = &first.sampling,
+                                                               .kv = full()});
+    fixture_prefill(&w.debtor, seq, LONGER);
+    assert_int_equal(kva_lending_lendable_from(e, seq), SHARED);
+    assert_int_equal(kva_lending_lendable_pages(e, seq), LONGER / PAGE - SHARED - 1);
+    assert_false(kva_lending_lendable(e, seq, 0, 4));
+    assert_true(kva_lending_lendable(e, seq, SHARED, 4));
+    const uint64_t before = device_in_use(e);
+    loopback_lend(&w.net, &w.debtor, seq, 0, SHARED, 4, false);
+    assert_int_equal(before - device_in_use(e), 4 * kva_lending_page_bytes(e));
+    e->ops->suspend(e->self, first.seq);
+    assert_int_equal(kva_lending_lendable_from(e, seq), 0);
+    assert_true(kva_lending_lendable(e, seq, 0, SHARED));
+    talker_end(&first);
+    e->ops->destroy(e->self, seq);
+    loopback_release(&w.net);
+    lent_expect_empty(&w);
+    lent_close(&w);
+}
+
 /* One message a layer and creditor for all of them. */
 static void test_lent__company_changes_nothing(void **state KVA_UNUSED)
 {
@@ -391,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_lent__anything_else_gives_the_same_numbers),
         cmocka_unit_test(test_lent__what_is_rounded_is_not_cached),
         cmocka_unit_test(test_lent__what_others_have_is_not_needed),
+        cmocka_unit_test(test_lent__what_others_have_is_not_lent),
         cmocka_unit_test(test_lent__company_changes_nothing),
         cmocka_unit_test(test_lent__memory_is_free_while_pages_are_away),
         cmocka_unit_test(test_lent__suspension_changes_nothing),

@@ -71,13 +71,25 @@ static void remove_debt(struct kva_kv *kv, struct kva_lent *lent, struct kva_len
 
 /* --- leaving --------------------------------------------------------------------------------- */
 
+uint32_t kva_kv_lendable_from(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    uint32_t shared = 0;
+    if (kva_kv_seq_resume_bytes(kv, seq) > kva_tier_budget_bytes(kv->tier))
+        return 0;
+    while (shared < seq->closed_count &&
+           kva_kv_find_absent(seq, shared, shared + 1).first > shared &&
+           seq->pages[shared]->device_users > seq->resident)
+        shared++;
+    return shared;
+}
+
 uint32_t kva_kv_lendable_pages(const struct kva_kv *kv, const struct kva_kv_seq *seq)
 {
     const struct kva_lent *lent = kva_lent_of(seq);
     if (!kv->remote || !lent || lent->lost || lent->count == KVA_KV_LOANS_MAX || !seq->prefilled ||
         seq->spec.spread == KVA_SPREAD_NEVER || pass_of(kv)->loan_count == pass_of(kv)->entries_max)
         return 0;
-    uint32_t stay = 1;
+    uint32_t stay = 1 + kva_kv_lendable_from(kv, seq);
     for (uint32_t i = 0; i < lent->count; i++)
         stay += lent->debts[i].loan.page_count;
     return seq->closed_count > stay ? seq->closed_count - stay : 0;
@@ -87,7 +99,8 @@ bool kva_kv_lendable(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint
                      uint32_t count)
 {
     uint64_t end = (uint64_t)first + count;
-    if (count == 0 || count > kva_kv_lendable_pages(kv, seq) || end >= seq->closed_count)
+    if (count == 0 || count > kva_kv_lendable_pages(kv, seq) || end >= seq->closed_count ||
+        first < kva_kv_lendable_from(kv, seq))
         return false;
     return kva_kv_find_absent(seq, first, (uint32_t)end).first == end;
 }

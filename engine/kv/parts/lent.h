@@ -38,8 +38,12 @@ struct kva_kv_loan {
     bool keeps_home; /* its pages stay in this host's memory too: only device memory is freed */
 };
 
+/* From which page on its pages may become loans: what running sequences share with it at its
+ * beginning stays, since lending that would free nothing. Not where it is longer than the device. */
+uint32_t kva_kv_lendable_from(const struct kva_kv *kv, const struct kva_kv_seq *seq);
+
 /* Whether pages [first, first + count) may become a loan: the prompt is in, they are closed, none is
- * lent, and there is room for another loan. False for policies whose pages do not attend whole. */
+ * lent or before lendable_from, and there is room for another loan. False for policies whose pages do not attend whole. */
 bool kva_kv_lendable(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t first,
                      uint32_t count);
 
