@@ -18,6 +18,7 @@ struct table {
     struct kva_plan_instance instances[INSTANCES_MAX];
     struct kva_plan_request requests[REQUESTS_MAX];
     struct kva_plan_loan loans[LOANS_MAX];
+    bool apart[INSTANCES_MAX * INSTANCES_MAX]; /* the state's, where it has one */
     struct kva_plan_state state;
     struct kva_plan_move moves[MOVES_MAX];
     struct kva_plan plan; /* its moves are those above */
