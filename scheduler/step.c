@@ -77,6 +77,15 @@ static bool is_lender(struct kva_scheduler *s)
     return s->usage.guests.device > 0;
 }
 
+/* What is free of the device may lie in pieces between what one that is alone has there: all of it is
+ * taken anew, one behind the other. */
+static bool take_anew(struct kva_scheduler *s, const struct kva_choice *c)
+{
+    s->ops->suspend(s->engine_self, c->seq);
+    return s->ops->resume(s->engine_self, c->seq, NULL) == KVA_OK &&
+           s->ops->grow(s->engine_self, c->seq, NULL) == KVA_OK;
+}
+
 /* Make room for one more token of `c`, at the cost of those behind it if need be. False: it is not
  * in the step. */
 static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_choice *c,
@@ -92,6 +101,8 @@ static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struc
         }
         struct kva_choice *victim = kva_tenants_victim(s);
         bool alone = victim == c && kva_running_count(s) == 1;
+        if (status == KVA_ELIMIT && alone && !is_lender(s) && take_anew(s, c))
+            return true;
         if (status != KVA_ELIMIT || (alone && !is_lender(s))) {
             kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
             return false;

@@ -322,6 +322,24 @@ static void test_step__ends_a_sequence_that_cannot_grow_alone(void **state KVA_U
 }
 
 /* Unless others have memory here, which is recalled from them: it waits for that. */
+/* What is free lies in pieces that are too small: not once it has given back what lies between. */
+static void test_step__takes_its_memory_anew_before_it_ends(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.grow_refused_every = 2;
+    fixture_begin(&f);
+    struct request_spec spec = tracker_spec(1);
+    spec.prompt_tokens = 10;
+    spec.output_tokens_max = 200;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    fixture_run(&f);
+    assert_true(fixture_report(&f).refusals > 0);
+    assert_int_equal(fixture_stats(&f).finished[KVA_FINISH_LENGTH], 1);
+    assert_int_equal(fixture_stats(&f).preemptions, 0);
+    fixture_end(&f);
+}
+
 static void test_step__waits_for_what_others_have(void **state KVA_UNUSED)
 {
     struct fixture f;
@@ -698,6 +716,7 @@ int main(void)
         cmocka_unit_test(test_step__preempts_the_last_and_never_the_first),
         cmocka_unit_test(test_step__preempts_an_unfinished_prefill),
         cmocka_unit_test(test_step__ends_a_sequence_that_cannot_grow_alone),
+        cmocka_unit_test(test_step__takes_its_memory_anew_before_it_ends),
         cmocka_unit_test(test_step__waits_for_what_others_have),
         cmocka_unit_test(test_step__makes_room_for_prefills),
         cmocka_unit_test(test_step__a_sequence_may_sit_out),
