@@ -68,9 +68,7 @@ struct kva_plan_state {
     const struct kva_plan_instance *instances;
     const struct kva_plan_request *requests;
     const struct kva_plan_loan *loans;
-    const bool
-        *apart; /* [instance_count ^ 2], debtors first: no pages can go from one to the other;
-                          NULL: they can to all */
+    const bool *apart; /* [instance_count ^ 2], of debtors: nothing goes there; NULL: to all */
     uint32_t instance_count;
     uint32_t request_count;
     uint32_t loan_count;

@@ -102,10 +102,8 @@ struct kva_rmanager_params {
 };
 
 struct kva_rmanager_stats {
-    uint64_t orders_stale; /* of an older leader or round */
-    uint64_t
-        orders_refused; /* for role, room, a creditor that cannot be asked, or a request that is
-                                not so any more */
+    uint64_t orders_stale;   /* of an older leader or round */
+    uint64_t orders_refused; /* for role, room, whom nobody can ask, a request that is not so now */
     uint64_t duplicates;
     uint64_t strangers; /* messages of past lives, or of more peers than there is room for */
     uint64_t loans_begun;
