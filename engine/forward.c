@@ -120,22 +120,25 @@ static void norm_heads(struct kva_forward *fw, void *x, struct kva_weight norm_w
                                   });
 }
 
-/* Rotary embedding of one of q and k, if the model has it. */
-static void rotate_heads(struct kva_forward *fw, void *x, const uint32_t *positions, uint32_t rows,
-                         uint32_t heads)
+/* Rotary embedding of queries, and of k with them unless it is NULL, if the model has it. */
+static void rotate_heads(struct kva_forward *fw, void *q, void *k, const uint32_t *positions,
+                         uint32_t rows)
 {
     const struct kva_model_config *c = fw->config;
     if (c->rope.rotary_dim > 0)
         fw->ops->rope(fw->device, &(struct kva_rope_args){
-                                      .x = x,
+                                      .x = q,
                                       .positions = positions,
                                       .inv_freq = c->rope.inv_freq,
                                       .rows = rows,
-                                      .heads = heads,
+                                      .heads = c->heads,
                                       .head_dim = c->head_dim,
                                       .rotary_dim = c->rope.rotary_dim,
-                                      .x_stride = heads * c->head_dim,
+                                      .x_stride = c->heads * c->head_dim,
                                       .factor = c->rope.factor,
+                                      .second = k,
+                                      .second_heads = c->kv_heads,
+                                      .second_stride = c->kv_heads * c->head_dim,
                                   });
 }
 
@@ -155,10 +158,9 @@ static void position_rows(struct kva_forward *fw, const struct kva_layer_weights
                                                               .rows = fw->row_numbers,
                                                               .count = rows,
                                                               .dim = c->heads * c->head_dim});
-        rotate_heads(fw, rolled, fw->rolled_positions, rows, c->heads);
+        rotate_heads(fw, rolled, NULL, fw->rolled_positions, rows);
     }
-    rotate_heads(fw, q, fw->positions, rows, c->heads);
-    rotate_heads(fw, k, fw->positions, rows, c->kv_heads);
+    rotate_heads(fw, q, k, fw->positions, rows);
 }
 
 /* The rows' K and V go to their pages, wherever the policies want those now. */
@@ -232,7 +234,7 @@ void kva_forward_queries(struct kva_forward *fw, void *q, const void *normed,
     const struct kva_linear_args product = product_of(q, normed, w->q, w->q_bias, rows);
     fw->ops->linear(fw->device, &product);
     norm_heads(fw, q, w->q_norm, rows, fw->config->heads);
-    rotate_heads(fw, q, positions, rows, fw->config->heads);
+    rotate_heads(fw, q, NULL, positions, rows);
 }
 
 static void run_layer(struct kva_forward *fw, const struct kva_forward_call *call,

@@ -109,6 +109,10 @@ struct kva_rope_args {
     uint32_t rotary_dim; /* even, <= head_dim */
     uint32_t x_stride;
     float factor; /* attention factor of YaRN and the like, else 1 */
+    void *second; /* the same of another matrix, k beside q: act [rows, second_heads, head_dim], row
+                   * stride second_stride elements; NULL: none */
+    uint32_t second_heads;
+    uint32_t second_stride;
 };
 
 /* out[r, i] = act(gate[r, i]) * up[r, i]; without `up`, act(gate). out may be gate. */

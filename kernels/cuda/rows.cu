@@ -69,21 +69,28 @@ void kva_cuda_embed(struct kva_device *device, const struct kva_embed_args *args
 
 /* --- rope ------------------------------------------------------------------------------------- */
 
+template <typename T> struct rope_rows {
+    T *x;
+    uint32_t heads, stride;
+};
+
 /* A row by blocks side by side, a thread for each vector of pairs. Angles reach 10^5 and more: they
  * are reduced to a part of a turn in fp64, the rest is fp32. */
 template <typename T, bool WHOLE>
-static __global__ void rope_kernel(T *x, const uint32_t *positions, const float *inv_freq,
-                                   uint32_t heads, uint32_t head_dim, uint32_t half,
-                                   uint32_t x_stride, float factor)
+static __global__ void rope_kernel(rope_rows<T> first, rope_rows<T> second,
+                                   const uint32_t *positions, const float *inv_freq,
+                                   uint32_t head_dim, uint32_t half, float factor)
 {
     kva_begin();
     KVA_DYNAMIC_SHARED(float, angles); /* [2][half]: cosines, sines */
     const uint32_t per_head = (half + KVA_VECTOR - 1) / KVA_VECTOR;
-    const uint32_t at = blockIdx.y * blockDim.x + threadIdx.x, head = at / per_head;
-    const uint32_t first = at % per_head * KVA_VECTOR;
-    const uint32_t count = head < heads ? min(half - first, KVA_VECTOR) : 0;
-    T *low = x + static_cast<size_t>(blockIdx.x) * x_stride + static_cast<size_t>(head) * head_dim +
-             first;
+    const uint32_t at = blockIdx.y * blockDim.x + threadIdx.x, all = at / per_head;
+    const uint32_t begin = at % per_head * KVA_VECTOR;
+    const rope_rows<T> &rows = all < first.heads ? first : second;
+    const uint32_t head = all < first.heads ? all : all - first.heads;
+    const uint32_t count = head < rows.heads ? min(half - begin, KVA_VECTOR) : 0;
+    T *low = rows.x + static_cast<size_t>(blockIdx.x) * rows.stride +
+             static_cast<size_t>(head) * head_dim + begin;
     const kva_vector<T> lows = kva_vector_load<WHOLE>(low, count);
     const kva_vector<T> highs = kva_vector_load<WHOLE>(low + half, count);
     for (uint32_t i = threadIdx.x; i < half; i += blockDim.x) {
@@ -95,7 +102,7 @@ static __global__ void rope_kernel(T *x, const uint32_t *positions, const float 
         angles[half + i] = s * factor;
     }
     __syncthreads(); /* all angles are there */
-    const float *angle = angles + first;
+    const float *angle = angles + begin;
     const kva_numbers c = kva_vector_to_f32(kva_vector_load<WHOLE>(angle, count));
     const kva_numbers s = kva_vector_to_f32(kva_vector_load<WHOLE>(angle + half, count));
     kva_numbers a = kva_vector_to_f32(lows), b = kva_vector_to_f32(highs);
@@ -116,16 +123,20 @@ template <typename T> static void rope(struct kva_device *device, const struct k
     const float *inv_freq = kva_cuda_upload_array(device, args->inv_freq, half);
     if (kva_cuda_failed(device))
         return;
+    const rope_rows<T> first = {static_cast<T *>(args->x), args->heads, args->x_stride};
+    rope_rows<T> second = {};
+    if (args->second)
+        second = {static_cast<T *>(args->second), args->second_heads, args->second_stride};
     const bool whole = half % KVA_VECTOR == 0 && args->head_dim % KVA_VECTOR == 0 &&
-                       args->x_stride % KVA_VECTOR == 0 && kva_vector_at(args->x);
-    const size_t vectors = args->heads * kva_div_up(half, KVA_VECTOR);
+                       first.stride % KVA_VECTOR == 0 && kva_vector_at(first.x) &&
+                       second.stride % KVA_VECTOR == 0 && kva_vector_at(second.x);
+    const size_t vectors = (first.heads + second.heads) * kva_div_up(half, KVA_VECTOR);
     const size_t threads = kva_min_size(kva_align_up(vectors, KVA_WARP), THREADS);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "rope",
                  {dim3(args->rows, kva_blocks(vectors, static_cast<uint32_t>(threads))),
                   static_cast<uint32_t>(threads), 2 * half * sizeof(float)},
-                 whole ? rope_kernel<T, true> : rope_kernel<T, false>, static_cast<T *>(args->x),
-                 positions, inv_freq, args->heads, args->head_dim, half, args->x_stride,
-                 args->factor);
+                 whole ? rope_kernel<T, true> : rope_kernel<T, false>, first, second, positions,
+                 inv_freq, args->head_dim, half, args->factor);
 }
 
 void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args)

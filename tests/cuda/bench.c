@@ -119,10 +119,17 @@ static void run_linear(struct bench *bench, const void *opaque, uint32_t call)
     bench->ops->linear(bench->device, &args);
 }
 
+/* Of a matrix without data, which would be none. */
+static size_t matrix_bytes(struct kva_weight weight)
+{
+    weight.data = &weight;
+    return kva_weight_bytes(&weight);
+}
+
 static double linear_seconds(struct bench *bench, uint32_t rows, struct kva_weight weight)
 {
     const uint32_t outputs = weight.rows, inputs = weight.cols;
-    size_t weight_bytes = 4 * kva_weight_bytes(&weight);
+    size_t weight_bytes = 4 * matrix_bytes(weight);
     size_t x_bytes = (size_t)rows * inputs * 2, out_bytes = (size_t)rows * outputs * 2;
     void *data = bench_take_random(bench, weight_bytes), *x = bench_take_random(bench, x_bytes);
     void *out = bench_take(bench, KVA_MEM_DEVICE, out_bytes);
@@ -181,7 +188,7 @@ static void bench_format(struct bench *bench, enum kva_dtype dtype, const uint32
             const uint32_t count = bench->small ? 2 : rows[j];
             const struct kva_weight weight = {NULL, dtype, outputs, inputs};
             double seconds = linear_seconds(bench, count, weight);
-            double bytes = (double)kva_weight_bytes(&weight) + 2.0 * count * (outputs + inputs);
+            double bytes = (double)matrix_bytes(weight) + 2.0 * count * (outputs + inputs);
             double flops = 2.0 * count * outputs * inputs;
             printf("  %4u x %5u x %5u  %9.1f %9.0f %7.0f %9.1f %7.0f\n", count, outputs, inputs,
                    seconds * 1e6, bytes / seconds * 1e-9,

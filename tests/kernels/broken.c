@@ -216,6 +216,13 @@ static void rope_all(struct kva_device *device, const struct kva_rope_args *args
         ((float *)args->x)[row * args->x_stride + args->rotary_dim] *= 1.0001f;
 }
 
+static void rope_first_alone(struct kva_device *device, const struct kva_rope_args *args)
+{
+    struct kva_rope_args wrong = *args;
+    wrong.second = NULL;
+    good->rope(device, &wrong);
+}
+
 static void rope_no_factor(struct kva_device *device, const struct kva_rope_args *args)
 {
     struct kva_rope_args wrong = *args;
@@ -564,6 +571,7 @@ static const struct broken list[] = {
     BREAKS(norm_no_mean, OP_NORM, norm),
     BREAKS(rope_neighbours, OP_ROPE, rope),
     BREAKS(rope_all, OP_ROPE, rope),
+    BREAKS(rope_first_alone, OP_ROPE, rope),
     BREAKS(rope_no_factor, OP_ROPE, rope),
     BREAKS(rope_float_angle, OP_ROPE, rope),
     BREAKS(glu_other_gelu, OP_GLU, glu),

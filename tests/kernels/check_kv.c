@@ -12,10 +12,29 @@ static bool run_rope(struct check *check KVA_UNUSED, const struct check_variant 
                      uint32_t rows, float *out)
 {
     struct kva_rope_args args = *(const struct kva_rope_args *)test->opaque;
+    /* Beside it, half of its heads again. */
+    const size_t stride = args.x_stride, heads = (args.heads + 1) / 2;
+    const size_t count = (rows - 1) * stride + args.heads * args.head_dim;
+    struct check_buf second = check_buf_new(count * sizeof(float));
+    memcpy(second.data, out, second.bytes);
     args.x = out;
     args.positions += first;
     args.rows = rows;
+    args.second = second.data;
+    args.second_heads = (uint32_t)heads;
+    args.second_stride = args.x_stride;
+    float *before = malloc(second.bytes);
+    memcpy(before, out, second.bytes);
     variant->ops.rope(device, &args);
+    for (size_t i = 0; i < count; i++) {
+        const float *want = i % stride < heads * args.head_dim ? &out[i] : &before[i];
+        if (memcmp((const float *)second.data + i, want, sizeof *want) != 0)
+            out[0] = NAN; /* nothing that is expected */
+    }
+    if (!check_buf_intact(&second))
+        out[0] = NAN;
+    free(before);
+    check_buf_free(&second);
     return true;
 }
 

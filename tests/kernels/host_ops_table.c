@@ -85,6 +85,9 @@ static void host_rope(struct kva_device *device, const struct kva_rope_args *hos
     struct host_ops *h = host_begin(device);
     struct kva_rope_args args = *host;
     args.x = host_put_act(h, host->x, args.rows, args.heads * args.head_dim, args.x_stride, true);
+    if (host->second)
+        args.second = host_put_act(h, host->second, args.rows, args.second_heads * args.head_dim,
+                                   args.second_stride, true);
     host_send(h);
     h->ops->rope(device, &args);
     host_end(h);

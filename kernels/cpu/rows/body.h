@@ -92,24 +92,34 @@ void LEVEL(kva_norm)(const struct kva_norm_args *args, uint32_t first, uint32_t 
     }
 }
 
+/* The heads of a row. */
+INLINE void rotate(float *x, uint32_t heads, uint32_t head_dim, uint32_t half, const float *cosines,
+                   const float *sines)
+{
+    for (uint32_t head = 0; head < heads; head++) {
+        float *low = x + (size_t)head * head_dim;
+        float *high = low + half;
+        for (uint32_t i = 0; i < half; i += VL) {
+            uint32_t n = part(i, half);
+            vf a = load_floats(low + i, n), b = load_floats(high + i, n);
+            vf c = load_floats(cosines + i, n), s = load_floats(sines + i, n);
+            store_floats(low + i, v_sub(v_mul(a, c), v_mul(b, s)), n);
+            store_floats(high + i, v_fma(a, s, v_mul(b, c)), n);
+        }
+    }
+}
+
 void LEVEL(kva_rope)(const struct kva_rope_args *args, uint32_t first, uint32_t end, float *scratch)
 {
     uint32_t half = args->rotary_dim / 2;
     float *cosines = scratch, *sines = scratch + half;
     for (uint32_t row = first; row < end; row++) {
         kva_angles(args->positions[row], args->inv_freq, half, args->factor, cosines, sines);
-        float *x = (float *)args->x + (size_t)row * args->x_stride;
-        for (uint32_t head = 0; head < args->heads; head++) {
-            float *low = x + (size_t)head * args->head_dim;
-            float *high = low + half;
-            for (uint32_t i = 0; i < half; i += VL) {
-                uint32_t n = part(i, half);
-                vf a = load_floats(low + i, n), b = load_floats(high + i, n);
-                vf c = load_floats(cosines + i, n), s = load_floats(sines + i, n);
-                store_floats(low + i, v_sub(v_mul(a, c), v_mul(b, s)), n);
-                store_floats(high + i, v_fma(a, s, v_mul(b, c)), n);
-            }
-        }
+        rotate((float *)args->x + (size_t)row * args->x_stride, args->heads, args->head_dim, half,
+               cosines, sines);
+        if (args->second)
+            rotate((float *)args->second + (size_t)row * args->second_stride, args->second_heads,
+                   args->head_dim, half, cosines, sines);
     }
 }
 

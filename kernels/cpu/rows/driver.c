@@ -58,7 +58,8 @@ static void rope_piece(void *opaque, uint32_t index, uint32_t worker)
 void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args)
 {
     /* The angles of a row cost about as much as ten rotations of it. */
-    size_t cost = (size_t)args->heads * args->rotary_dim + 10 * args->rotary_dim;
+    const size_t heads = (size_t)args->heads + (args->second ? args->second_heads : 0);
+    size_t cost = (heads + 10) * args->rotary_dim;
     kva_pieces_run(device, args, kva_cut_units(device, args->rows, cost, 1), rope_piece);
 }
 
