@@ -111,7 +111,7 @@ static __device__ __forceinline__ void load_weights(codes<FORMAT> &to, heads &he
     if constexpr (of::low == 8)
         kva_load_once(to.low[1], codes + KVA_PACKED_LINE_BYTES, valid);
     if constexpr (of::high > 0) {
-        /* Its lines: as many t's a line as there are of 2 bits, or one line for all. */
+        /* Behind the lines of low bits, from the lane's own on; one line for all, or two. */
         const uint32_t t = threadIdx.x % 4;
         const int line = static_cast<int>(of::low) - static_cast<int>(of::low == 4 ? t : t / 2) +
                          static_cast<int>(of::high == 2 ? t / 2 : 0);
