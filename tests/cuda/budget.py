@@ -4,7 +4,9 @@
 What the compiler made of every kernel for every architecture: registers of a thread, its stack
 (where spills go), static shared memory, instructions; of all its pieces without a branch that have
 products of tiles (HMMA, IMMA) the instructions and the products; and of its innermost loops the one
-that asks global memory for the most bytes: what a warp issues in one turn of it, and bytes.
+that asks global memory for the most bytes: what a warp issues in one turn of it, and bytes. Then what a
+warp asks global memory for before it waits for the kernel ahead of it (sm_90 and newer), which only
+products of few rows do, and which must be as much as the table says.
 budget.tsv has the table. More than it says, fewer products or bytes (a loop is unrolled less), a
 kernel that it lacks or that is gone: fails. --write makes it again.
 
@@ -22,9 +24,9 @@ import sys
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("budget.tsv")
-CEILINGS = ["registers", "stack", "shared", "instructions", "mma_turn", "load_turn"]
-FLOORS = ["mma", "load_bytes"]
-COLUMNS = ["registers", "stack", "shared", "instructions", "mma_turn", "mma", "load_turn", "load_bytes"]
+CEILINGS = ["registers", "stack", "shared", "instructions", "mma_turn", "load_turn", "early_bytes"]
+FLOORS = ["mma", "load_bytes", "early_bytes"]
+COLUMNS = ["registers", "stack", "shared", "instructions", "mma_turn", "mma", "load_turn", "load_bytes", "early_bytes"]
 WARP = 32
 
 
@@ -118,12 +120,25 @@ class Code:
                 count = products = 0
         return ret
 
-    def numbers(self):
+    def early(self, arch):
+        """Bytes that a warp loads before it waits; -1: it does more than that, or never waits."""
+        loaded = 0
+        for _, opcode, _ in self.lines:
+            base = opcode.split(".")[0]
+            if base == "ACQBULK":
+                return loaded
+            if base in ("STG", "ST", "LD", "RED", "ATOM", "ATOMG", "LDGSTS"):
+                break
+            if base == "LDG":
+                loaded += WARP * width(opcode)
+        return -1 if int(re.search(r"\d+", arch)[0]) >= 90 else 0
+
+    def numbers(self, arch):
         turns = [self.turn(loop) for loop in self.inner_loops()]
         mma = self.products()
         load = max((t for t in turns if t[1]), key=lambda t: (t[1], -t[0]), default=(0, 0))
         count = sum(opcode != "NOP" for _, opcode, _ in self.lines)
-        return [count, *mma, *load]
+        return [count, *mma, *load, self.early(arch)]
 
 
 LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);")
@@ -162,7 +177,7 @@ def measure(module):
     if usage.keys() != codes.keys() or not codes:
         sys.exit(f"budget.py: cuobjdump lists {len(usage)} kernels of {module} and disassembles {len(codes)}")
     names = demangle({name for _, _, name in codes})
-    return {(arch, source, names[name]): dict(zip(COLUMNS, usage[arch, source, name] + code.numbers()))
+    return {(arch, source, names[name]): dict(zip(COLUMNS, usage[arch, source, name] + code.numbers(arch)))
             for (arch, source, name), code in codes.items()}
 
 
