@@ -110,40 +110,51 @@ static void run_copy(struct bench *bench, const void *opaque, uint32_t call KVA_
     kva_device_copy(bench->device, copy->queue, copy->to, copy->from, copy->bytes);
 }
 
+/* Weights in turn, so that none comes from the cache: matrices one behind the other. */
+struct turns {
+    struct kva_linear_args args; /* of the first */
+    uint32_t count;
+};
+
 static void run_linear(struct bench *bench, const void *opaque, uint32_t call)
 {
-    /* Four weights in turn, so that none comes from the cache. */
-    struct kva_linear_args args = *(const struct kva_linear_args *)opaque;
-    args.weight.data =
-        (const unsigned char *)args.weight.data + call % 4 * kva_weight_bytes(&args.weight);
+    const struct turns *turns = opaque;
+    struct kva_linear_args args = turns->args;
+    args.weight.data = (const unsigned char *)args.weight.data +
+                       call % turns->count * kva_weight_bytes(&args.weight);
     bench->ops->linear(bench->device, &args);
 }
 
-/* Of a matrix without data, which would be none. */
-static size_t matrix_bytes(struct kva_weight weight)
+/* What all matrices together have, at least. */
+#define TURNS_BYTES ((size_t)256 << 20)
+
+static struct turns take_turns(struct bench *bench, enum kva_dtype dtype, uint32_t outputs,
+                               uint32_t inputs)
 {
-    weight.data = &weight;
-    return kva_weight_bytes(&weight);
+    struct kva_weight weight = {bench, dtype, outputs, inputs}; /* with data, or it has no bytes */
+    const size_t bytes = kva_weight_bytes(&weight);
+    const uint32_t count = bench->small ? 2 : (uint32_t)kva_max_size(4, TURNS_BYTES / bytes);
+    weight.data = bench_take_random(bench, count * bytes);
+    return (struct turns){{.weight = weight, .x_stride = inputs, .out_stride = outputs}, count};
 }
 
-static double linear_seconds(struct bench *bench, uint32_t rows, struct kva_weight weight)
+static void give_turns(struct bench *bench, const struct turns *turns)
 {
-    const uint32_t outputs = weight.rows, inputs = weight.cols;
-    size_t weight_bytes = 4 * matrix_bytes(weight);
-    size_t x_bytes = (size_t)rows * inputs * 2, out_bytes = (size_t)rows * outputs * 2;
-    void *data = bench_take_random(bench, weight_bytes), *x = bench_take_random(bench, x_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, (void *)(uintptr_t)turns->args.weight.data,
+               turns->count * kva_weight_bytes(&turns->args.weight));
+}
+
+static double linear_seconds(struct bench *bench, const struct turns *turns, uint32_t rows)
+{
+    struct turns own = *turns;
+    const struct kva_weight *weight = &own.args.weight;
+    size_t x_bytes = (size_t)rows * weight->cols * 2, out_bytes = (size_t)rows * weight->rows * 2;
+    void *x = bench_take_random(bench, x_bytes);
     void *out = bench_take(bench, KVA_MEM_DEVICE, out_bytes);
-    weight.data = data;
-    const struct kva_linear_args args = {
-        .out = out,
-        .x = x,
-        .weight = weight,
-        .rows = rows,
-        .x_stride = inputs,
-        .out_stride = outputs,
-    };
-    double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_linear, &args);
-    bench_give(bench, KVA_MEM_DEVICE, data, weight_bytes);
+    own.args.x = x;
+    own.args.out = out;
+    own.args.rows = rows;
+    double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_linear, &own);
     bench_give(bench, KVA_MEM_DEVICE, x, x_bytes);
     bench_give(bench, KVA_MEM_DEVICE, out, out_bytes);
     return seconds;
@@ -165,8 +176,9 @@ static void bench_roofs(struct bench *bench)
     bench_give(bench, KVA_MEM_DEVICE, b, bytes);
     bench_give(bench, KVA_MEM_HOST, host, host_bytes);
     uint32_t n = bench->small ? 64 : 8192;
-    bench->flops_per_s =
-        2.0 * n * n * n / linear_seconds(bench, n, (struct kva_weight){NULL, KVA_BF16, n, n});
+    const struct turns turns = take_turns(bench, KVA_BF16, n, n);
+    bench->flops_per_s = 2.0 * n * n * n / linear_seconds(bench, &turns, n);
+    give_turns(bench, &turns);
     printf("roofs\n  copy on the device   %8.0f GB/s read and written\n"
            "  host to device       %8.1f GB/s\n  device to host       %8.1f GB/s\n"
            "  bf16 matrices        %8.1f TFLOP/s (%u cubed, random data)\n",
@@ -182,19 +194,21 @@ static void bench_format(struct bench *bench, enum kva_dtype dtype, const uint32
     printf("linear, %-8s           us      GB/s  %% roof   TFLOP/s  %% roof\n",
            kva_dtype_name(dtype));
     for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
+        const uint32_t outputs = bench->small ? 64 : shapes[i][0];
+        const uint32_t inputs = bench->small ? 256 : shapes[i][1];
+        const struct turns turns = take_turns(bench, dtype, outputs, inputs);
         for (size_t j = 0; j < rows_count; j++) {
-            const uint32_t outputs = bench->small ? 64 : shapes[i][0];
-            const uint32_t inputs = bench->small ? 256 : shapes[i][1];
             const uint32_t count = bench->small ? 2 : rows[j];
-            const struct kva_weight weight = {NULL, dtype, outputs, inputs};
-            double seconds = linear_seconds(bench, count, weight);
-            double bytes = (double)matrix_bytes(weight) + 2.0 * count * (outputs + inputs);
+            double seconds = linear_seconds(bench, &turns, count);
+            double bytes =
+                (double)kva_weight_bytes(&turns.args.weight) + 2.0 * count * (outputs + inputs);
             double flops = 2.0 * count * outputs * inputs;
             printf("  %4u x %5u x %5u  %9.1f %9.0f %7.0f %9.1f %7.0f\n", count, outputs, inputs,
                    seconds * 1e6, bytes / seconds * 1e-9,
                    100 * bytes / seconds / bench->copy_bytes_per_s, flops / seconds * 1e-12,
                    100 * flops / seconds / bench->flops_per_s);
         }
+        give_turns(bench, &turns);
     }
 }
 
