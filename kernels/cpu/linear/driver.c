@@ -11,13 +11,20 @@
 /* Weights of one item whose rows are prepared, at least: memory is not read in crumbs. */
 #define ITEM_BYTES_MIN (64u * 1024u)
 
+/* A product, and which items of work are its own: pieces of outputs times pieces of rows. */
 struct linear_job {
     struct kva_device *device;
     const struct kva_linear_args *args;
     struct kva_cut rows;
     struct kva_cut outputs;
-    size_t row_bytes;       /* of a prepared row */
-    uint32_t items;         /* pieces of outputs times pieces of rows */
+    size_t row_bytes; /* of a prepared row */
+    uint32_t first, end;
+};
+
+/* Products of the same rows, in one list of items. */
+struct group_job {
+    struct linear_job products[KVA_LINEAR_GROUP_MAX];
+    uint32_t items;
     _Atomic uint32_t taken; /* items that have been given to a thread */
 };
 
@@ -43,37 +50,41 @@ static void prepare_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUS
         (uint32_t)kva_cut_end(&job->cut, index), job->device->prepared);
 }
 
-static uint32_t first_output(const struct linear_job *job, uint32_t index)
+static uint32_t first_output(const struct linear_job *job, uint32_t item)
 {
-    return (uint32_t)kva_cut_first(&job->outputs, index / job->rows.count);
+    return (uint32_t)kva_cut_first(&job->outputs, (item - job->first) / job->rows.count);
 }
 
 /* Outputs of a piece come before its rows: the rows that follow find its weights in a cache. `next`:
- * what this thread has taken to do behind it; none from job->items on. */
-static void run_linear_item(const struct linear_job *job, uint32_t index, uint32_t next,
+ * what this thread has taken to do behind it, of this product or not. */
+static void run_linear_item(const struct linear_job *job, uint32_t item, uint32_t next,
                             uint32_t worker)
 {
+    uint32_t index = item - job->first;
     uint32_t row_piece = index % job->rows.count, out_piece = index / job->rows.count;
-    struct kva_cpu_linear item = {
+    struct kva_cpu_linear own = {
         .args = job->args,
         .prepared = job->row_bytes ? job->device->prepared : NULL,
         .row_first = (uint32_t)kva_cut_first(&job->rows, row_piece),
         .row_end = (uint32_t)kva_cut_end(&job->rows, row_piece),
         .out_first = (uint32_t)kva_cut_first(&job->outputs, out_piece),
         .out_end = (uint32_t)kva_cut_end(&job->outputs, out_piece),
-        .next_out = next < job->items ? first_output(job, next) : UINT32_MAX,
+        .next_out = next < job->end ? first_output(job, next) : UINT32_MAX,
         .scratch = kva_cpu_scratch(job->device, worker),
     };
-    kernel_of(job)(&item);
+    kernel_of(job)(&own);
 }
 
 /* Item `index`, and behind it others that nobody has taken. A thread takes each before it has done
  * the one before, so as to know what to prefetch meanwhile. */
 static void run_linear_items(void *opaque, uint32_t index, uint32_t worker)
 {
-    struct linear_job *job = opaque;
-    for (uint32_t at = index, next; at < job->items; at = next) {
-        next = atomic_fetch_add_explicit(&job->taken, 1, memory_order_relaxed);
+    struct group_job *group = opaque;
+    const struct linear_job *job = group->products;
+    for (uint32_t at = index, next; at < group->items; at = next) {
+        next = atomic_fetch_add_explicit(&group->taken, 1, memory_order_relaxed);
+        while (at >= job->end)
+            job++;
         run_linear_item(job, at, next, worker);
     }
 }
@@ -117,33 +128,47 @@ static void prepare_rows(struct kva_device *device, const struct kva_linear_args
     kva_pool_run(device->pool, prepare.cut.count, prepare_piece, &prepare);
 }
 
-/* Of rows that have been prepared, if they are. */
-static void run_linear(struct kva_device *device, const struct kva_linear_args *args,
-                       size_t row_bytes)
+/* The items of a product, of rows that have been prepared if row_bytes says so, from number `first`
+ * on. False: the device has failed. */
+static bool cut_product(struct linear_job *job, struct kva_device *device,
+                        const struct kva_linear_args *args, size_t row_bytes, uint32_t first)
 {
-    struct linear_job job = {.device = device, .args = args, .row_bytes = row_bytes};
+    *job =
+        (struct linear_job){.device = device, .args = args, .row_bytes = row_bytes, .first = first};
     if (row_bytes) {
-        job.rows = cut_even(args->rows, args->rows);
-        job.outputs = cut_even(args->weight.rows, item_outputs(device, args));
+        job->rows = cut_even(args->rows, args->rows);
+        job->outputs = cut_even(args->weight.rows, item_outputs(device, args));
     } else {
-        job.rows = cut_even(args->rows, KVA_CPU_LINEAR_ROWS);
-        job.outputs = cut_even(args->weight.rows, KVA_CPU_LINEAR_OUTPUTS);
+        job->rows = cut_even(args->rows, KVA_CPU_LINEAR_ROWS);
+        job->outputs = cut_even(args->weight.rows, KVA_CPU_LINEAR_OUTPUTS);
     }
-    size_t pieces = (size_t)job.rows.count * job.outputs.count;
-    if (pieces > UINT32_MAX) {
+    size_t end = first + (size_t)job->rows.count * job->outputs.count;
+    job->end = (uint32_t)end;
+    if (end > UINT32_MAX)
         kva_cpu_fail(device, "linear: %u rows of %u outputs in one call", args->rows,
                      args->weight.rows);
-        return;
+    return end <= UINT32_MAX;
+}
+
+static void run_products(struct kva_device *device, const struct kva_linear_args *args,
+                         uint32_t count, size_t row_bytes)
+{
+    struct group_job group = {.items = 0};
+    size_t products = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!cut_product(&group.products[i], device, &args[i], row_bytes, group.items))
+            return;
+        group.items = group.products[i].end;
+        products += (size_t)args[i].rows * args[i].weight.rows * args[i].weight.cols;
     }
-    job.items = (uint32_t)pieces;
     /* Every thread has an item before one has a second; who prefetches nothing takes one at a time. */
-    size_t products = (size_t)args->rows * args->weight.rows * args->weight.cols, firsts = pieces;
+    size_t firsts = group.items;
     if (products <= SERIAL_PRODUCTS_MAX)
-        firsts = kva_min_size(pieces, 1);
+        firsts = kva_min_size(firsts, 1);
     else if (is_packed(args))
-        firsts = kva_min_size(pieces, kva_pool_threads(device->pool));
-    job.taken = (uint32_t)firsts;
-    kva_pool_run(device->pool, (uint32_t)firsts, run_linear_items, &job);
+        firsts = kva_min_size(firsts, kva_pool_threads(device->pool));
+    group.taken = (uint32_t)firsts;
+    kva_pool_run(device->pool, (uint32_t)firsts, run_linear_items, &group);
 }
 
 /* Bytes of a prepared row in `ret`, 0: rows are read as they are; false: the device has failed. */
@@ -173,16 +198,17 @@ static void run_group(struct kva_device *device, const struct kva_linear_args *p
     if (row_bytes)
         fit = (uint32_t)kva_min_size(fit, KVA_CPU_PREPARED_BYTES / row_bytes);
     for (uint32_t row = 0; row < products->rows; row += rows) {
+        struct kva_linear_args turns[KVA_LINEAR_GROUP_MAX];
         rows = kva_min_u32(fit, products->rows - row);
         for (uint32_t i = 0; i < count; i++) {
-            struct kva_linear_args turn = products[i];
-            turn.rows = rows;
-            turn.x = (const float *)turn.x + (size_t)row * turn.x_stride;
-            turn.out = (float *)turn.out + (size_t)row * turn.out_stride;
-            if (row_bytes && i == 0)
-                prepare_rows(device, &turn);
-            run_linear(device, &turn, row_bytes);
+            turns[i] = products[i];
+            turns[i].rows = rows;
+            turns[i].x = (const float *)turns[i].x + (size_t)row * turns[i].x_stride;
+            turns[i].out = (float *)turns[i].out + (size_t)row * turns[i].out_stride;
         }
+        if (row_bytes)
+            prepare_rows(device, turns);
+        run_products(device, turns, count, row_bytes);
     }
 }
 
