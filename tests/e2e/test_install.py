@@ -59,8 +59,10 @@ class Tree:
 
     def start(self, stage: str, **env: str) -> subprocess.Popen[str]:
         kept = {name: value for name, value in clean_environment().items() if not name.lower().endswith("_proxy")}
+        # Under nohup a hangup is ignored, which children inherit.
         return subprocess.Popen([self.folder / "docker" / "install", stage], env=kept | {"PATH": f"{self.folder / 'bin'}"} | env,
-                                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
 
     def run(self, stage: str, **env: str) -> tuple[int, str, str]:
         process = self.start(stage, **env)
