@@ -3,7 +3,8 @@
 
 enum kva_status kva_cli_cluster_check(const struct kva_config *config, struct kva_err *err)
 {
-    if (!config->cluster_listen && config->cluster_etcd.count == 0 && !config->cluster_secret_file)
+    if (!config->cluster_listen && config->cluster_etcd.count == 0 &&
+        !config->cluster_secret_file && !config->cluster_advertise)
         return KVA_OK;
     return kva_fail_param(err, KVA_EUNSUPPORTED, "cluster-listen",
                           "this program was built without clusters, which need UCX (libucx-dev): "

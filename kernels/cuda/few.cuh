@@ -63,6 +63,12 @@ static inline few_call few_glu_of(const struct kva_linear_glu_args *args, uint32
     return f;
 }
 
+/* Of threads, in all. */
+static inline uint32_t few_blocks(const few_call &f)
+{
+    return f.products[f.glu ? 0 : f.count - 1].block_end;
+}
+
 /* Whether rows are whole vectors of 16-bit activations. */
 static inline bool few_takes(const struct kva_device *device, const struct kva_linear_args *args)
 {

@@ -157,32 +157,23 @@ static bool fits(const struct kva_device *device, const struct kva_linear_args *
            args->rows <= FEW_ROWS && kva_vector_at(args->weight.data);
 }
 
-template <typename T, uint32_t PANELS>
-static bool launch(struct kva_device *device, const void *x, const few_call &f, uint32_t blocks)
+template <typename T>
+static void launch(struct kva_device *device, const void *x, const few_call &f, uint32_t panels)
 {
-    return kva_cuda_run(device, KVA_QUEUE_COMPUTE, f.glu ? "linear_glu" : "linear",
-                        {blocks, FEW_THREADS}, few_kernel<T, PANELS>, static_cast<const T *>(x), f);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, f.glu ? "linear_glu" : "linear",
+                 {few_blocks(f), FEW_THREADS}, panels == 1 ? few_kernel<T, 1> : few_kernel<T, 2>,
+                 static_cast<const T *>(x), f);
+}
+
+static void run(struct kva_device *device, const void *x, const few_call &f, uint32_t panels)
+{
+    if (device->base.info.act == KVA_F16)
+        launch<kva_f16>(device, x, f, panels);
+    else
+        launch<kva_bf16>(device, x, f, panels);
 }
 
 /* Each block reads all rows: where they are many, a block has two panels. */
-template <typename T>
-static bool run_group(struct kva_device *device, const struct kva_linear_args *products,
-                      uint32_t count)
-{
-    const bool many = products->rows > FEW_HALF;
-    const few_call f = few_call_of(products, count, many ? 2 * FEW_OUTPUTS : FEW_OUTPUTS);
-    const uint32_t blocks = f.products[count - 1].block_end;
-    return many ? launch<T, 2>(device, products->x, f, blocks)
-                : launch<T, 1>(device, products->x, f, blocks);
-}
-
-template <typename T>
-static bool run_glu(struct kva_device *device, const struct kva_linear_glu_args *args)
-{
-    const few_call f = few_glu_of(args, FEW_OUTPUTS);
-    return launch<T, 2>(device, args->gate.x, f, f.products[0].block_end);
-}
-
 bool kva_cuda_linear_few(struct kva_device *device, const struct kva_linear_args *products,
                          uint32_t count)
 {
@@ -190,10 +181,8 @@ bool kva_cuda_linear_few(struct kva_device *device, const struct kva_linear_args
         if (!fits(device, &products[i]))
             return false;
     }
-    if (device->base.info.act == KVA_F16)
-        (void)run_group<kva_f16>(device, products, count);
-    else
-        (void)run_group<kva_bf16>(device, products, count);
+    const uint32_t panels = products->rows > FEW_HALF ? 2 : 1;
+    run(device, products->x, few_call_of(products, count, panels * FEW_OUTPUTS), panels);
     return true;
 }
 
@@ -201,9 +190,6 @@ bool kva_cuda_linear_few_glu(struct kva_device *device, const struct kva_linear_
 {
     if (!fits(device, &args->gate) || !fits(device, &args->up))
         return false;
-    if (device->base.info.act == KVA_F16)
-        (void)run_glu<kva_f16>(device, args);
-    else
-        (void)run_glu<kva_bf16>(device, args);
+    run(device, args->gate.x, few_glu_of(args, FEW_OUTPUTS), 2);
     return true;
 }

@@ -142,12 +142,6 @@ static __device__ __forceinline__ uint32_t word_of(const uint4 &four, uint32_t i
     return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
 }
 
-/* Byte i of a word, less `zero`: in the mantissa of 2^23 it is a number already. */
-static __device__ __forceinline__ float byte_of(uint32_t word, uint32_t i, uint32_t zero)
-{
-    return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i)) - (8388608.0f + zero);
-}
-
 /* Half i of two words side by side. */
 static __device__ __forceinline__ float half_of(uint32_t low, uint32_t high, uint32_t i)
 {
@@ -170,12 +164,12 @@ static __device__ __forceinline__ kva_cuda_scales scales_of(const heads &head, u
     case KVA_HEAD_F16_MIN:
         return {scale, min};
     case KVA_HEAD_K_SIGNED: /* a sign is 128 in a byte */
-        return {scale * byte_of(head.parts[0] ^ 0x80808080u, i, 128), 0};
+        return {scale * kva_byte_of(head.parts[0] ^ 0x80808080u, i, 128), 0};
     case KVA_HEAD_K_MIN:
-        return {scale * byte_of(head.parts[0], i, 0), -min * byte_of(head.parts[1], i, 0)};
+        return {scale * kva_byte_of(head.parts[0], i, 0), -min * kva_byte_of(head.parts[1], i, 0)};
     default: /* KVA_HEAD_K_MIN_4BIT */
-        return {scale * byte_of(head.parts[0] & 0x0F0F0F0Fu, i, 0),
-                -min * byte_of(head.parts[0] >> 4 & 0x0F0F0F0Fu, i, 0)};
+        return {scale * kva_byte_of(head.parts[0] & 0x0F0F0F0Fu, i, 0),
+                -min * kva_byte_of(head.parts[0] >> 4 & 0x0F0F0F0Fu, i, 0)};
     }
 }
 
@@ -226,7 +220,7 @@ template <uint32_t FORMAT>
 static __device__ __forceinline__ float number_of(uint32_t four, uint32_t i)
 {
     if constexpr (format<FORMAT>::low == 8)
-        return byte_of(four, i, format<FORMAT>::row.zero);
+        return kva_byte_of(four, i, format<FORMAT>::row.zero);
     return __uint_as_float(__byte_perm(four, 0x3F000000u, 0x7044u + (i << 8)));
 }
 
@@ -333,9 +327,9 @@ static __global__ void __launch_bounds__(FEW_THREADS, 2)
 template <typename T, uint32_t FORMAT>
 static bool launch(struct kva_device *device, const void *x, const few_call &f)
 {
-    const uint32_t last = f.glu ? 0 : f.count - 1, tiles = kva_blocks(f.rows, FEW_ROWS);
+    const uint32_t tiles = kva_blocks(f.rows, FEW_ROWS);
     return kva_cuda_run(device, KVA_QUEUE_COMPUTE, f.glu ? "linear_glu packed" : "linear packed",
-                        {f.products[last].block_end * tiles, FEW_THREADS}, packed_kernel<T, FORMAT>,
+                        {few_blocks(f) * tiles, FEW_THREADS}, packed_kernel<T, FORMAT>,
                         static_cast<const T *>(x), f,
                         kva_packed_panel_bytes(&kva_packed_table[FORMAT], f.inputs), tiles);
 }

@@ -56,6 +56,13 @@ __device__ __forceinline__ float kva_reciprocal(float x)
 #endif
 }
 
+/* Byte i of a word, less `zero`: in the mantissa of 2^23 it is a number already. */
+__device__ __forceinline__ float kva_byte_of(uint32_t word, uint32_t i, uint32_t zero)
+{
+    return __fsub_rn(__uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i)),
+                     8388608.0f + static_cast<float>(zero));
+}
+
 /* Storage of an element; distinct types, so that templates tell them apart. */
 struct kva_f16 {
     uint16_t bits;

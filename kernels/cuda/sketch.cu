@@ -325,7 +325,7 @@ static __device__ __forceinline__ void load_own(float (&to)[OWN], const int8_t *
     const uint32_t word = *reinterpret_cast<const uint32_t *>(from) ^ 0x80808080u;
 #pragma unroll
     for (uint32_t i = 0; i < OWN; i++)
-        to[i] = __fsub_rn(__uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i)), 8388736.0f);
+        to[i] = kva_byte_of(word, i, 128);
 }
 
 template <typename KV>

@@ -83,24 +83,31 @@ uint32_t kva_kv_lendable_from(const struct kva_kv *kv, const struct kva_kv_seq *
     return shared;
 }
 
-uint32_t kva_kv_lendable_pages(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+/* How many may leave, of those from page `from` on. */
+static uint32_t count_lendable(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t from)
 {
     const struct kva_lent *lent = kva_lent_of(seq);
     if (!kv->remote || !lent || lent->lost || lent->count == KVA_KV_LOANS_MAX || !seq->prefilled ||
         seq->spec.spread == KVA_SPREAD_NEVER || pass_of(kv)->loan_count == pass_of(kv)->entries_max)
         return 0;
-    uint32_t stay = 1 + kva_kv_lendable_from(kv, seq);
+    uint32_t stay = 1 + from;
     for (uint32_t i = 0; i < lent->count; i++)
         stay += lent->debts[i].loan.page_count;
     return seq->closed_count > stay ? seq->closed_count - stay : 0;
 }
 
+uint32_t kva_kv_lendable_pages(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    return count_lendable(kv, seq, kva_kv_lendable_from(kv, seq));
+}
+
 bool kva_kv_lendable(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t first,
                      uint32_t count)
 {
-    uint64_t end = (uint64_t)first + count;
-    if (count == 0 || count > kva_kv_lendable_pages(kv, seq) || end >= seq->closed_count ||
-        first < kva_kv_lendable_from(kv, seq))
+    const uint64_t end = (uint64_t)first + count;
+    const uint32_t from = kva_kv_lendable_from(kv, seq);
+    if (count == 0 || first < from || count > count_lendable(kv, seq, from) ||
+        end >= seq->closed_count)
         return false;
     return kva_kv_find_absent(seq, first, (uint32_t)end).first == end;
 }

@@ -43,7 +43,8 @@ struct kva_kv_loan {
 uint32_t kva_kv_lendable_from(const struct kva_kv *kv, const struct kva_kv_seq *seq);
 
 /* Whether pages [first, first + count) may become a loan: the prompt is in, they are closed, none is
- * lent or before lendable_from, and there is room for another loan. False for policies whose pages do not attend whole. */
+ * lent or before lendable_from, and there is room for another loan. False for policies whose pages do
+ * not attend whole. */
 bool kva_kv_lendable(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t first,
                      uint32_t count);
 
