@@ -157,7 +157,7 @@ static const char *run_variant(struct check *check, const struct check_variant *
         reason = same_bits(check, variant, variant->many, test, 0, test->rows, whole, scratch,
                            "several threads give other bits");
     bool linear = test->op == OP_LINEAR || test->op == OP_LINEAR_PACKED;
-    bool alone = !linear || variant->promises & PROMISE_LINEAR_ROWS;
+    bool alone = !linear || test->rows_alone || variant->promises & PROMISE_LINEAR_ROWS;
     /* What is broken must have every chance to be found. */
     uint32_t cuts = check->quiet ? 3 : variant->cuts_max;
     for (uint32_t i = 0; i < cuts && alone && test->rows > 1 && !reason; i++) {

@@ -4,6 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+bool check_rows_alone(const struct check *check, const struct kva_linear_args *args, uint32_t most)
+{
+    return check->gpu && check->act != KVA_F32 && args->rows <= most && args->x_stride % 8 == 0 &&
+           args->weight.cols % 8 == 0;
+}
+
 struct shape {
     uint32_t rows;
     uint32_t outputs;
@@ -148,6 +154,7 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
                               .rounding_levels = rounding_levels,
                               .expect_rounded = expect + 2 * count,
                               .bound_rounded = expect + 3 * count,
+                              .rows_alone = check_rows_alone(check, &args, 16),
                               .norm_share = count < 64 ? 1 : 0.4,
                               .norm_share_rounded = count < 64 ? 1 : 0.4};
     snprintf(test.name, sizeof test.name, "rows %u outputs %u inputs %u %s%s%s %s", shape.rows,

@@ -154,7 +154,8 @@ static void packed_case(struct check *check, enum kva_dtype dtype, const uint32_
                               /* A weight is rounded once for all rows. */
                               .norm_share_rounded = outputs * inputs < 64 || count < 64 ? 1 : 0.8,
                               .out_f32 = args.out_f32,
-                              .same_levels = check->gpu ? 0 : UINT32_MAX};
+                              .same_levels = check->gpu ? 0 : UINT32_MAX,
+                              .rows_alone = check_rows_alone(check, &args, 64)};
     snprintf(test.name, sizeof test.name, "%s rows %u outputs %u inputs %u%s%s %s",
              kva_dtype_name(dtype), rows, outputs, inputs, biased ? " bias" : "",
              accumulate ? " accumulate" : "", check_fill_name(fill));

@@ -195,6 +195,7 @@ struct check_case {
     const double *expect_rounded;
     const double *bound_rounded;
     double norm_share_rounded;
+    bool rows_alone;      /* of linear: a GPU gives a row the same bits in any of its calls, too */
     uint32_t same_levels; /* variants that have one of these must give the bits of the first */
     /* Where elements are related, what they should be can depend on what some of them are:
      * attention's `a` and `e` on its `m`. Called before the comparison; may be NULL. */
@@ -241,6 +242,10 @@ void check_count_run(struct check *check, struct check_variant *variant, enum ch
 bool check_run_linear(struct check *check, const struct check_variant *variant,
                       struct kva_device *device, const struct check_case *test, uint32_t first,
                       uint32_t rows, float *out);
+
+/* Whether a GPU has a kernel for so few rows, `most`, which keeps a row's bits whatever is beside it:
+ * rows of whole vectors in 16 bits. */
+bool check_rows_alone(const struct check *check, const struct kva_linear_args *args, uint32_t most);
 
 /* The cases of each operator; check_attend_lowbit has those of attend_rows, weigh and
  * attend_select_fetch, too, which are checked together. */

@@ -321,7 +321,6 @@ static void test_step__ends_a_sequence_that_cannot_grow_alone(void **state KVA_U
     fixture_end(&f);
 }
 
-/* Unless others have memory here, which is recalled from them: it waits for that. */
 /* What is free lies in pieces that are too small: not once it has given back what lies between. */
 static void test_step__takes_its_memory_anew_before_it_ends(void **state KVA_UNUSED)
 {
@@ -340,6 +339,7 @@ static void test_step__takes_its_memory_anew_before_it_ends(void **state KVA_UNU
     fixture_end(&f);
 }
 
+/* Unless others have memory here, which is recalled from them: it waits for that. */
 static void test_step__waits_for_what_others_have(void **state KVA_UNUSED)
 {
     struct fixture f;
