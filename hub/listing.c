@@ -217,13 +217,13 @@ static bool parse_split(const char *file, unsigned *ret_part, unsigned *ret_coun
     return true;
 }
 
-/* Whether `file` has `quantisation` among its path's words; "Q4_K" is no word of "x-Q4_K_M.gguf".
- */
+/* Whether `file` has `quantisation` among its path's words, before which a name may have an underscore;
+ * "Q4_K" is no word of "x-Q4_K_M.gguf". */
 static bool has_word(const char *file, const char *quantisation)
 {
     size_t bytes = strlen(quantisation);
     for (const char *at = file; (at = strcasestr(at, quantisation)) != NULL; at++) {
-        bool begins = at == file || strchr("-./", at[-1]) != NULL;
+        bool begins = at == file || strchr("-_./", at[-1]) != NULL;
         if (begins && (at[bytes] == '\0' || strchr("-./", at[bytes])))
             return true;
     }

@@ -301,7 +301,10 @@ static enum kva_status check_ext_factor(const struct reader *r, const cJSON *typ
 static enum kva_status settle_scaling(struct reader *r)
 {
     cJSON *type = cJSON_GetObjectItemCaseSensitive(r->scaling, "rope_type");
-    const cJSON *factor = cJSON_GetObjectItemCaseSensitive(r->scaling, "factor");
+    cJSON *factor = cJSON_GetObjectItemCaseSensitive(r->scaling, "factor");
+    if (cJSON_IsNumber(factor) &&
+        factor->valuedouble == 0.0) /* so it is said that nothing is scaled */
+        (void)cJSON_SetNumberValue(factor, 1.0);
     bool scaled = cJSON_IsNumber(factor) && factor->valuedouble != 1.0;
     enum kva_status status = r->scaling ? check_ext_factor(r, type, scaled) : KVA_OK;
     if (status || !r->scaling)

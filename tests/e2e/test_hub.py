@@ -166,7 +166,7 @@ def test_checkpoint__is_served_under_its_name(place, servers):
 GGUF = {
     "README.md": b"", "demo-Q4_K_M.gguf": b"GGUF4", "demo-Q8_0.gguf": b"GGUF8", "mmproj-demo-Q8_0.gguf": b"eyes",
     "big/demo-F16-00001-of-00002.gguf": b"one", "big/demo-F16-00002-of-00002.gguf": b"two",
-    "big/demo-BF16-00001-of-00002.gguf": b"half",
+    "big/demo-BF16-00001-of-00002.gguf": b"half", "demo_Q6_K.gguf": b"GGUF6",
 }
 
 
@@ -175,6 +175,7 @@ GGUF = {
     [
         (":Q4_K_M", ["demo-Q4_K_M.gguf"]),
         (":q8_0", ["demo-Q8_0.gguf"]),
+        (":Q6_K", ["demo_Q6_K.gguf"]),
         (":demo-Q8_0.gguf", ["demo-Q8_0.gguf"]),
         (":F16", ["big/demo-F16-00001-of-00002.gguf", "big/demo-F16-00002-of-00002.gguf"]),
         (":mmproj-demo-Q8_0.gguf", ["mmproj-demo-Q8_0.gguf"]),

@@ -745,9 +745,10 @@ static void test_gguf_model__takes_usual_blends(void **state)
     (void)state;
     static const struct {
         const char *type; /* NULL: none is named */
-        float blend;
+        float blend, factor;
         uint32_t context;
-    } cases[] = {{"yarn", 1, 512}, {"linear", 0, 512}, {NULL, 0, 512}, {"none", 0, 128}};
+    } cases[] = {{"yarn", 1, 4, 512},   {"linear", 0, 4, 512}, {NULL, 0, 4, 512},
+                 {"linear", 0, 0, 128}, {NULL, 0, 0, 128},     {"none", 0, 4, 128}};
     char path[1024];
     struct checkpoint folder;
     checkpoint_init(&folder);
@@ -757,7 +758,7 @@ static void test_gguf_model__takes_usual_blends(void **state)
         put_small_llama(&writer, 8);
         if (cases[i].type)
             gguf_put_string(&writer, "llama.rope.scaling.type", cases[i].type);
-        gguf_put_f32(&writer, "llama.rope.scaling.factor", 4.0f);
+        gguf_put_f32(&writer, "llama.rope.scaling.factor", cases[i].factor);
         gguf_put_f32(&writer, "llama.rope.scaling.yarn_ext_factor", cases[i].blend);
         gguf_writer_save(&writer, path);
         gguf_writer_finish(&writer);
