@@ -6,6 +6,9 @@
  *     ROWS      attend_rows
  *     PARTIAL   computed elsewhere
  *
+ * Where the device runs branches side by side, blocks are one, low-bit pages another, and the rows
+ * that replace some of these pages' tokens a third, whose result is folded behind the pages'.
+ *
  * The engine's own partial results, one per kind, are of all rows of the pass: a kind that one
  * sequence has gives an empty result to the rows of the others. */
 #include "engine/forward_internal.h"
@@ -155,6 +158,65 @@ static bool attend_rows(struct kva_forward *fw, const struct kva_kv_pass *pass, 
     return any;
 }
 
+static bool has_lowbit(const struct kva_kv_rows *rows)
+{
+    return kva_kv_find_range(rows, KVA_RANGE_LOWBIT) != NULL;
+}
+
+/* --- side by side ---------------------------------------------------------------------------- */
+
+#define BRANCH_LOWBIT 0u
+#define BRANCH_BLOCKS 1u
+#define BRANCH_ROWS   2u
+
+/* Whether a sequence has nothing but blocks, and low-bit pages with few rows: what can be attended to
+ * in any order, and folded to the same bits. */
+static bool is_plain(const struct kva_kv_rows *rows)
+{
+    for (uint32_t i = 0; i < rows->range_count; i++) {
+        const struct kva_kv_range *range = &rows->ranges[i];
+        if (range->kind != KVA_RANGE_BLOCKS && range->kind != KVA_RANGE_LOWBIT)
+            return false;
+        if (range->kind == KVA_RANGE_LOWBIT &&
+            (range->format.coding == KVA_CODING_TURNED ||
+             (range->rows && range->rows->slots > KVA_ATTEND_SPLIT_TOKENS)))
+            return false;
+    }
+    return !kva_kv_selects_now(rows) && !kva_kv_selects_apart(rows);
+}
+
+/* Begins branches: false, the device has none now, or a layer's calls wait for each other. */
+static bool branch_off(struct kva_forward *fw, const struct kva_kv_pass *pass)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        if (!is_plain(&pass->rows[i]))
+            return false;
+        any |= has_lowbit(&pass->rows[i]);
+    }
+    return any && kva_device_branch(fw->device, BRANCH_BLOCKS);
+}
+
+/* partials[ROWS] = the rows that replace tokens of low-bit pages; rows without have empty results. */
+static void attend_rows_beside(struct kva_forward *fw, const struct kva_kv_pass *pass,
+                               uint32_t layer)
+{
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
+        fw->rows_seqs[i] = (struct kva_rows_seq){.row_first = rows->row_first,
+                                                 .row_count = rows->row_count,
+                                                 .position_first = rows->position_first,
+                                                 .rows = range ? range->rows : NULL};
+        fw->rows_beside |= range && range->rows;
+    }
+    if (fw->rows_beside)
+        kva_forward_attend_rows(fw, &(struct kva_rows_call){.kind = KVA_RANGE_ROWS,
+                                                            .seqs = fw->rows_seqs,
+                                                            .count = pass->rows_count,
+                                                            .layer = layer});
+}
+
 /* --- results from elsewhere ------------------------------------------------------------------ */
 
 static bool is_merged(const struct kva_kv_range *range)
@@ -179,11 +241,6 @@ static bool has_rest(const struct kva_kv_rows *rows)
 }
 
 /* --- low-bit pages --------------------------------------------------------------------------- */
-
-static bool has_lowbit(const struct kva_kv_rows *rows)
-{
-    return kva_kv_find_range(rows, KVA_RANGE_LOWBIT) != NULL;
-}
 
 /* Low-bit pages are read by up to two calls in a layer: the first for rows that select before they
  * attend, of which only the selection is wanted, the second for all. */
@@ -448,7 +505,14 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
         if (can_fuse(fw, &pass->rows[i]))
             kva_kv_layer_fuse(kv, &pass->rows[i], layer);
     }
+    fw->rows_beside = false;
+    const bool beside = !observer && branch_off(fw, pass);
     attend_blocks(fw, pass, layer);
+    if (beside) {
+        (void)kva_device_branch(fw->device, BRANCH_ROWS);
+        attend_rows_beside(fw, pass, layer);
+        (void)kva_device_branch(fw->device, BRANCH_LOWBIT);
+    }
     attend_behind_prefixes(fw, pass, layer);
     kinds[KVA_RANGE_ROWS] = attend_rows(fw, pass, layer);
     if (read_lowbit(fw, pass, layer, &to_select))
@@ -457,6 +521,7 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
         observe(fw, observer, pass, layer, false);
     select_apart(fw, pass, layer);
     kinds[KVA_RANGE_LOWBIT] = read_lowbit(fw, pass, layer, &to_attend);
+    kva_device_join(fw->device);
     merge(fw, pass, rows, kinds);
     tell_parts(fw, pass, layer, kinds);
     if (observer)

@@ -103,6 +103,8 @@ struct kva_forward {
     const struct kva_kv_rows **low_rows;    /* [sequences_max]: whose turn it is */
     struct kva_rows_seq *rows_seqs;         /* [sequences_max] */
     struct kva_select_turn turn;
+    bool rows_beside; /* partials[ROWS] has, or will have, the rows that replace tokens of low-bit
+                         pages, to be folded behind those (forward_attend.c) */
 };
 
 /* out = norm of x, act [rows, hidden_size] each; they may be the same. */

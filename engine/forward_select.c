@@ -167,22 +167,24 @@ static void attend_turn(struct kva_forward *fw, const struct kva_lowbit_call *ca
                         const struct kva_select_turn *turn)
 {
     const struct kva_model_config *c = fw->config;
-    fw->ops->attend_lowbit(fw->device, &(struct kva_attend_lowbit_args){
-                                           .q = fw->scratch[KVA_SCRATCH_Q].data,
-                                           .out = fw->partials[KVA_RANGE_LOWBIT],
-                                           .seqs = turn->low,
-                                           .blocks = fw->low_blocks,
-                                           .block_offset_bytes = call->like->low_offset_bytes,
-                                           .seq_count = turn->count,
-                                           .q_stride = c->heads * c->head_dim,
-                                           .heads = c->heads,
-                                           .kv_heads = c->kv_heads,
-                                           .head_dim = c->head_dim,
-                                           .window = c->layer_window[call->layer],
-                                           .format = call->like->format,
-                                           .scale = c->attend_scale,
-                                       });
-    if (turn->rows_count > 0)
+    fw->ops->attend_lowbit(fw->device,
+                           &(struct kva_attend_lowbit_args){
+                               .q = fw->scratch[KVA_SCRATCH_Q].data,
+                               .out = fw->partials[KVA_RANGE_LOWBIT],
+                               .seqs = turn->low,
+                               .blocks = fw->low_blocks,
+                               .block_offset_bytes = call->like->low_offset_bytes,
+                               .seq_count = turn->count,
+                               .q_stride = c->heads * c->head_dim,
+                               .heads = c->heads,
+                               .kv_heads = c->kv_heads,
+                               .head_dim = c->head_dim,
+                               .window = c->layer_window[call->layer],
+                               .format = call->like->format,
+                               .scale = c->attend_scale,
+                               .behind = fw->rows_beside ? &fw->partials[KVA_RANGE_ROWS] : NULL,
+                           });
+    if (turn->rows_count > 0 && !fw->rows_beside)
         kva_forward_attend_rows(fw, &(struct kva_rows_call){.kind = KVA_RANGE_LOWBIT,
                                                             .seqs = turn->rows,
                                                             .count = turn->rows_count,

@@ -50,6 +50,9 @@ struct kva_backend {
     void (*step_part)(struct kva_device *device);
     void (*step_end)(struct kva_device *device);
     void (*steps)(const struct kva_device *device, struct kva_device_steps *ret);
+    /* Both, or NULL: nothing runs side by side. */
+    bool (*branch)(struct kva_device *device, uint32_t branch);
+    void (*join)(struct kva_device *device);
     /* NULL: cannot be measured there. */
     enum kva_status (*roofs)(struct kva_device *device, struct kva_device_roofs *ret,
                              struct kva_err *err);

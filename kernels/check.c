@@ -165,6 +165,8 @@ static bool check_attend_lowbit(struct kva_device *device,
     if (!kva_check_heads(device, "attend_lowbit", args->heads, args->kv_heads) ||
         !kva_check_lowbit(device, "attend_lowbit", args->format, args->head_dim))
         return false;
+    if (args->behind && args->format.coding == KVA_CODING_TURNED)
+        return kva_check_refuse(device, "attend_lowbit: nothing can be folded behind turned codes");
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_lowbit_seq *seq = &args->seqs[i];
         if (seq->rows && !kva_check_slots(device, "attend_lowbit", seq->rows))

@@ -130,6 +130,17 @@ void kva_device_step_end(struct kva_device *device)
         backend_of(device)->step_end(device);
 }
 
+bool kva_device_branch(struct kva_device *device, uint32_t branch)
+{
+    return backend_of(device)->branch && backend_of(device)->branch(device, branch);
+}
+
+void kva_device_join(struct kva_device *device)
+{
+    if (backend_of(device)->join)
+        backend_of(device)->join(device);
+}
+
 void kva_device_get_steps(const struct kva_device *device, struct kva_device_steps *ret)
 {
     *ret = (struct kva_device_steps){0};

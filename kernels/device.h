@@ -198,6 +198,16 @@ void kva_device_step_begin(struct kva_device *device);
 void kva_device_step_part(struct kva_device *device);
 void kva_device_step_end(struct kva_device *device);
 
+/* Operators of the compute queue that need not wait for each other, in a deferred step: those
+ * between here and the next call are of branch `branch`, in their order, and none of another branch
+ * reads what they write. The first call forks, join puts behind all branches what follows; neither
+ * queues nor events know of branches, so nothing is recorded in between, and what is waited for is
+ * waited for by branch 0. False: nothing runs side by side now, and the order is that of the calls.
+ * Results do not change. */
+#define KVA_BRANCHES 3u
+bool kva_device_branch(struct kva_device *device, uint32_t branch);
+void kva_device_join(struct kva_device *device);
+
 /* Counts of what deferred steps became. A device that defers nothing: all 0. */
 struct kva_device_steps {
     uint64_t launched; /* pieces of steps, as a graph each */

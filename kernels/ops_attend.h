@@ -188,6 +188,10 @@ struct kva_attend_lowbit_args {
     uint32_t window;   /* sliding window in tokens, 0: none */
     struct kva_lowbit_format format;
     float scale;
+    const struct kva_partial *behind; /* host pointer: of the same rows, what is folded behind their
+                                         pages, and is waited for behind the branches
+                                         (kva_device_branch) there only; NULL: nothing. Not of
+                                         turned codes */
 };
 
 /* One sequence's rows before the rows of its cache that attend. */
@@ -202,7 +206,9 @@ struct kva_rows_seq {
 /* out = partial attention of every row over the rows of its sequence's cache, folded by ascending
  * position, KVA_ATTEND_SPLIT_TOKENS at a time, whatever their slots: slots of other requests, and
  * where a row happens to be, change no bit. With `accumulate` they are folded into what `out`
- * holds: behind attend_lowbit, that is SpeCache's eq. 1. */
+ * holds: behind attend_lowbit, that is SpeCache's eq. 1. Of no more rows than KVA_ATTEND_SPLIT_TOKENS
+ * without it, as attend_lowbit's `behind`, they give the same bits, and neither call waits for the
+ * other. */
 struct kva_attend_rows_args {
     const void *q; /* act [rows, heads, head_dim], row stride q_stride elements */
     struct kva_partial out;

@@ -96,8 +96,7 @@ static bool decodes(const struct plan *plan, const struct kva_attend_seq *seq, u
     const uint32_t pairs = seq->row_count * plan->group;
     const size_t partials = plan->partial_count + static_cast<size_t>(splits) * pairs;
     return pairs <= decode_pairs(args->head_dim) && args->head_dim % 8 == 0 &&
-           partials * args->kv_heads * (args->head_dim + 2) * sizeof(float) <=
-               KVA_CUDA_SCRATCH_BYTES;
+           partials * args->kv_heads * (args->head_dim + 2) * sizeof(float) <= plan->scratch_bytes;
 }
 
 static void add_decode_item(struct plan *plan, const item &work)

@@ -24,6 +24,7 @@ struct attend_plan {
     bool shared_queries = true; /* or in registers */
     bool shared_sums;           /* of all splits; or in registers */
     size_t shared_bytes;
+    size_t scratch_bytes;            /* for partial results of splits */
     bool wide;                       /* splits side by side */
     uint32_t item_count, fold_count; /* of items and folds */
     uint32_t fold_pairs;             /* at most, of a fold */
@@ -72,6 +73,7 @@ static bool plan_begin(attend_plan *plan, struct kva_device *device, const char 
 {
     size_t room = kva_cuda_shared_room(device, name, reinterpret_cast<const void *>(kernel));
     plan->pairs = static_cast<size_t>(rows_max) * plan->group <= 64 ? 64 : plan->pairs_max;
+    plan->scratch_bytes = kva_cuda_scratch(device).bytes;
     if (kva_cuda_failed(device))
         return false;
     if (fit_block(plan, dim, room))
@@ -103,6 +105,14 @@ static void plan_fold(attend_plan *plan, const item &work, uint32_t splits)
     }
     plan->fold_pairs = kva_max_u32(plan->fold_count ? plan->fold_pairs : 0, work.pair_count);
     plan->fold_count++;
+}
+
+/* What is behind the splits is to be folded into where `work` goes, and nothing else. */
+[[maybe_unused]] static void plan_behind(attend_plan *plan, const item &work)
+{
+    plan_fold(plan, work, 0);
+    if (plan->items)
+        plan->folds[plan->fold_count - 1].partial = KVA_NONE;
 }
 
 /* An item that leaves the results of `count` parts, one behind the other. */
@@ -163,7 +173,7 @@ static void choose_width(Plan *plan, const struct kva_device *device, const Args
     const uint64_t shares = plan->item_count ? (plan->tiles_all + folds) * args->kv_heads : 0;
     const size_t bytes = static_cast<size_t>(plan->partial_count) * args->kv_heads *
                          (args->head_dim + 2) * sizeof(float);
-    if (shares + FOLD_LAUNCH * sm_count < whole_ones && bytes <= KVA_CUDA_SCRATCH_BYTES)
+    if (shares + FOLD_LAUNCH * sm_count < whole_ones && bytes <= plan->scratch_bytes)
         return;
     plan->wide = false;
     walk(plan);
@@ -253,7 +263,7 @@ static attend_shape shape_of(const struct kva_device *device, const Args *args)
 {
     attend_shape shape = {};
     shape.out = args->out;
-    shape.partials = static_cast<float *>(device->scratch);
+    shape.partials = static_cast<float *>(kva_cuda_scratch(device).data);
     shape.heads = args->heads;
     shape.kv_heads = args->kv_heads;
     shape.group = args->heads / args->kv_heads;
@@ -268,15 +278,15 @@ static attend_shape shape_of(const struct kva_device *device, const Args *args)
     return shape;
 }
 
-/* After a plan's items: fold the splits that went side by side. */
+/* After a plan's items: fold the splits that went side by side, and `behind` behind them. */
 static void run_folds(struct kva_device *device, const attend_plan *plan, const attend_shape &shape,
-                      const char *name)
+                      const char *name, struct kva_partial behind = {})
 {
     if (plan->fold_count > 0 && !kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, name,
                      {dim3(plan->fold_count, shape.kv_heads, plan->fold_pairs),
                       dim3(KVA_WARP, fold_warps(shape.dim))},
-                     fold_kernel, shape, plan->folds);
+                     fold_kernel, shape, plan->folds, behind);
 }
 
 #endif

@@ -247,6 +247,16 @@ static __device__ float *partial_of(const attend_shape &p, const item &work, uin
     return p.partials + at * (p.dim + 2);
 }
 
+/* In a partial result of the call's rows. */
+static __device__ place place_in(const struct kva_partial &partial, const attend_shape &p,
+                                 const item &work, uint32_t kv_head, uint32_t pair)
+{
+    const uint32_t index = work.pair_first + pair;
+    const size_t row = work.row_first + index / p.group;
+    const size_t at = row * p.heads + kv_head * p.group + index % p.group;
+    return {partial.a + at * p.dim, partial.m + at, partial.e + at};
+}
+
 static __device__ place place_of(const attend_shape &p, const item &work, uint32_t kv_head,
                                  uint32_t pair)
 {
@@ -254,10 +264,7 @@ static __device__ place place_of(const attend_shape &p, const item &work, uint32
         float *a = partial_of(p, work, kv_head, pair);
         return {a, a + p.dim, a + p.dim + 1};
     }
-    uint32_t index = work.pair_first + pair;
-    size_t row = work.row_first + index / p.group;
-    size_t at = row * p.heads + kv_head * p.group + index % p.group;
-    return {p.out.a + at * p.dim, p.out.m + at, p.out.e + at};
+    return place_in(p.out, p, work, kv_head, pair);
 }
 
 /* Between a state and memory, for the lane's two pairs: D dimensions from `first` on, and with the
@@ -379,11 +386,13 @@ static __device__ fold_step find_fold_step(const float *own, bool there, uint32_
     return ret;
 }
 
-/* Fold the splits of an item's pairs: one pair a block of fold_warps(dim) warps. items[i].partial
- * is the first split's place, tile_end - tile_first the number of splits. Of KVA_WARP splits at a
- * time all maxima, sums and values are asked for at once; the additions are those of fold_split, in
- * its order. */
-static __global__ void __launch_bounds__(256) fold_kernel(attend_shape p, const item *items)
+/* Fold the splits of an item's pairs, and `behind`, if it has an a, behind them: one pair a block of
+ * fold_warps(dim) warps. items[i].partial is the first split's place, tile_end - tile_first the
+ * number of splits; KVA_NONE: there are none, and the result is what it has been. Of KVA_WARP splits
+ * at a time all maxima, sums and values are asked for at once; the additions are those of fold_split,
+ * in its order. */
+static __global__ void __launch_bounds__(256)
+    fold_kernel(attend_shape p, const item *items, struct kva_partial behind)
 {
     kva_begin();
     const item work = items[blockIdx.x];
@@ -391,14 +400,16 @@ static __global__ void __launch_bounds__(256) fold_kernel(attend_shape p, const 
     const uint32_t d = threadIdx.y * KVA_WARP + threadIdx.x;
     if (pair >= work.pair_count || kva_gate_closed(work.gate))
         return;
-    item result = work;
-    result.partial = KVA_NONE;
-    const place out = place_of(p, result, kv_head, pair);
+    const place out = place_in(p.out, p, work, kv_head, pair);
+    const bool there = p.accumulate || work.partial == KVA_NONE;
     const float *splits = partial_of(p, work, kv_head, pair);
     const size_t stride = static_cast<size_t>(work.pair_count) * p.kv_heads * (p.dim + 2);
     const uint32_t count = work.tile_end - work.tile_first;
-    float m = p.accumulate ? *out.m : -INFINITY, e = p.accumulate ? *out.e : 0.0f;
-    float a = p.accumulate && d < p.dim ? out.a[d] : 0.0f;
+    float m = there ? *out.m : -INFINITY, e = there ? *out.e : 0.0f;
+    float a = there && d < p.dim ? out.a[d] : 0.0f;
+    const place last = behind.a ? place_in(behind, p, work, kv_head, pair) : place{};
+    const float last_m = last.m ? *last.m : -INFINITY, last_e = last.e ? *last.e : 0.0f;
+    const float last_a = last.a && d < p.dim ? last.a[d] : 0.0f;
     for (uint32_t first = 0; first < count; first += KVA_WARP, splits += KVA_WARP * stride) {
         float values[KVA_WARP];
 #pragma unroll
@@ -413,6 +424,13 @@ static __global__ void __launch_bounds__(256) fold_kernel(attend_shape p, const 
             a = fold(a, keep, values[i], add);
             e = fold(e, keep, __shfl_sync(KVA_ALL, own.e, i), add);
         }
+    }
+    if (last_m != -INFINITY) {
+        float top, keep, add;
+        fold_scales(m, last_m, top, keep, add);
+        a = fold(a, keep, last_a, add);
+        e = fold(e, keep, last_e, add);
+        m = top;
     }
     __syncthreads(); /* all warps have what was there before */
     if (d < p.dim)

@@ -331,6 +331,8 @@ static const struct kva_backend backend = {
     .step_part = kva_cuda_step_part,
     .step_end = kva_cuda_step_end,
     .steps = kva_cuda_step_counts,
+    .branch = kva_cuda_step_branch,
+    .join = kva_cuda_step_join,
     .roofs = kva_cuda_roofs,
     .eigen = kva_cuda_eigen,
 };

@@ -91,8 +91,8 @@ struct kva_cuda_blas {
     void *workspace;
 };
 
-/* Streams of a captured step for products that go beside one of the compute stream's. */
-#define KVA_CUDA_LANES 2u
+/* Streams of a captured step for branches beside the compute stream's. */
+#define KVA_CUDA_LANES (KVA_BRANCHES - 1)
 
 struct kva_cuda_lane {
     cudaStream_t stream;
@@ -115,13 +115,16 @@ struct kva_device {
     struct kva_cuda_blas blas;
     struct kva_cuda_lane lanes[KVA_CUDA_LANES];
     struct kva_cuda_ring ring;
-    void *scratch;       /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order */
+    void *scratch;       /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order, but for
+                            kva_cuda_scratch */
     void *aside;         /* device, KVA_CUDA_ASIDE_BYTES; in the order of the stream aside */
     cudaEvent_t ordered; /* of events.cu */
     bool aside_open;     /* compute has not waited for all that was launched aside */
     struct kva_cuda_step *step;
     bool direct;    /* steps are not deferred */
     bool deferring; /* a step is being deferred */
+    bool forked;    /* calls are of branches, of `branch` now */
+    uint32_t branch;
     bool capturing; /* calls go into a graph: what fails is not the device, but the capture */
     bool early;     /* kernels are launched while the one before them ends (kva_begin) */
     struct kva_cuda_block *weights;
@@ -195,6 +198,24 @@ bool kva_cuda_spare_drop(struct kva_device *device);
 
 /* The NUMA node of a GPU, where pinned memory is to be; -1: unknown. */
 int kva_cuda_numa_node(int index);
+
+/* What a call may have of scratch memory: all of it, or, between branches, its branch's part. */
+struct kva_cuda_scratch {
+    void *data;
+    size_t bytes;
+};
+
+static inline struct kva_cuda_scratch kva_cuda_scratch(const struct kva_device *device)
+{
+    const size_t part = KVA_CUDA_SCRATCH_BYTES / (2 * KVA_CUDA_LANES);
+    if (!device->forked)
+        return {device->scratch, KVA_CUDA_SCRATCH_BYTES};
+    if (device->branch == 0)
+        return {device->scratch, KVA_CUDA_SCRATCH_BYTES / 2};
+    return {static_cast<unsigned char *>(device->scratch) + KVA_CUDA_SCRATCH_BYTES / 2 +
+                (device->branch - 1) * part,
+            part};
+}
 
 /* --- order: events.cu ------------------------------------------------------------------------- */
 
@@ -293,6 +314,8 @@ void kva_cuda_step_destroy(struct kva_device *device);
 void kva_cuda_step_begin(struct kva_device *device);
 void kva_cuda_step_part(struct kva_device *device);
 void kva_cuda_step_end(struct kva_device *device);
+bool kva_cuda_step_branch(struct kva_device *device, uint32_t branch);
+void kva_cuda_step_join(struct kva_device *device);
 
 /* Put into the streams what is deferred, and defer nothing more until the next step: before
  * anything that waits, copies, or gives memory back. */

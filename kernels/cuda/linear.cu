@@ -105,13 +105,35 @@ void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *ar
         (void)run_plain(device, args);
 }
 
+/* Products of few rows that are one branch each, where one beside the first has at most so many bytes
+ * of weights: for the GPU to have room for both. */
+#define BESIDE_ROWS  64u
+#define BESIDE_BYTES ((size_t)16 << 20)
+
+static bool go_beside(const struct kva_linear_group_args *args)
+{
+    bool beside = args->products->rows <= BESIDE_ROWS;
+    for (uint32_t i = 0; i < args->count; i++) {
+        const struct kva_linear_args *product = &args->products[i];
+        const size_t count = static_cast<size_t>(product->weight.rows) * product->weight.cols;
+        beside = beside && !kva_dtype_is_packed(product->weight.dtype) && !product->accumulate &&
+                 (i == 0 || (!product->bias.data && count * sizeof(uint16_t) <= BESIDE_BYTES));
+    }
+    return beside;
+}
+
 void kva_cuda_linear_group(struct kva_device *device, const struct kva_linear_group_args *args)
 {
     if (args->products->rows == 0 || !kva_cuda_enter(device) ||
         run_few(device, args->products, args->count))
         return;
-    for (uint32_t i = 0; i < args->count; i++)
+    const bool beside = go_beside(args);
+    for (uint32_t i = 0; i < args->count; i++) {
+        if (beside)
+            (void)kva_cuda_step_branch(device, i);
         kva_cuda_linear(device, &args->products[i]);
+    }
+    kva_cuda_step_join(device);
 }
 
 void kva_cuda_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args)

@@ -53,12 +53,15 @@ static void find_tiles(const lowbit_plan *plan, const struct kva_lowbit_seq *seq
     work->tile_end = seq->page_count;
 }
 
-/* One item, or one for every few runs, of which each is a part that is then folded. */
+/* One item, or one for every few runs, of which each is a part that is then folded. What goes behind
+ * them is folded in any case. */
 static void plan_runs(lowbit_plan *plan, const item &work)
 {
     const uint32_t first = work.tile_first / RUN_TILES, end = kva_blocks(work.tile_end, RUN_TILES);
     if (end <= first + plan->runs) {
         plan_item(plan, work);
+        if (plan->args->behind)
+            plan_behind(plan, work);
         return;
     }
     plan_fold(plan, work, end - first);
@@ -124,11 +127,11 @@ static void choose_runs(lowbit_plan *plan, uint32_t warps)
         const uint64_t time =
             time_of(kva_blocks(plan->tiles_most, RUN_TILES),
                     static_cast<uint64_t>(plan->item_count) * args->kv_heads, warps);
-        if (time < least && plan->partial_count * pair_bytes <= KVA_CUDA_SCRATCH_BYTES) {
+        if (time < least && plan->partial_count * pair_bytes <= plan->scratch_bytes) {
             least = time;
             runs = choice;
         }
-        if (plan->fold_count == 0)
+        if (plan->partial_count == 0)
             break; /* more runs are the same */
     }
     plan->runs = runs;
@@ -266,6 +269,7 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     plan.args = args;
     plan.group = args->heads / args->kv_heads;
     plan.pairs = pairs_of(args);
+    plan.scratch_bytes = kva_cuda_scratch(device).bytes;
     lowbit_params params = {};
     struct kva_cuda_launch launch = {};
     params.shape = shape_of(device, args);
@@ -285,7 +289,10 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.seqs = plan.seqs;
     launch.grid = dim3(kva_blocks(plan.item_count, launch.block.x / KVA_WARP), args->kv_heads);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit", launch, choice.kernel, params);
-    run_folds(device, &plan, params.shape, "attend_lowbit's folds");
+    if (args->behind)
+        kva_cuda_step_join(device);
+    run_folds(device, &plan, params.shape, "attend_lowbit's folds",
+              args->behind ? *args->behind : kva_partial{});
     if (params.turned && !kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit's turn back",
                      {dim3(args->seq_count, params.shape.heads), dim3(KVA_WARP, 4)},

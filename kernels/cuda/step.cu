@@ -59,6 +59,9 @@ static bool replay_call(struct kva_device *device, const struct log *log, const 
     case CALL_WAIT:
         return kva_cuda_check(device, cudaStreamWaitEvent(stream, call->event->event, 0),
                               "cudaStreamWaitEvent");
+    case CALL_FORK:
+    case CALL_JOIN:
+        return true; /* all in one stream */
     }
     return false;
 }
@@ -173,7 +176,7 @@ static bool same_form(const struct log *a, const struct log *b)
         return false;
     for (uint32_t i = 0; i < a->count; i++) {
         const struct call *x = &a->calls[i], *y = &b->calls[i];
-        if (x->kind != y->kind || x->queue != y->queue ||
+        if (x->kind != y->kind || x->queue != y->queue || x->branch != y->branch ||
             x->kernel.function != y->kernel.function || x->record != y->record ||
             (x->kind == CALL_LINEAR && !same_linear(&x->linear, &y->linear)))
             return false;
@@ -318,6 +321,8 @@ void kva_cuda_step_begin(struct kva_device *device)
     step->pieces = step->parts_logged = 0;
     begin_piece(step);
     device->deferring = true;
+    device->forked = false;
+    device->branch = 0;
 }
 
 void kva_cuda_step_break(struct kva_device *device)

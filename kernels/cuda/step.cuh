@@ -25,11 +25,14 @@ enum call_kind {
     CALL_LINEAR,
     CALL_RECORD,
     CALL_WAIT,
+    CALL_FORK, /* branches begin */
+    CALL_JOIN, /* and have ended */
 };
 
 struct call {
     enum call_kind kind;
     enum kva_queue queue;
+    uint32_t branch; /* of compute: 0, its stream, or one beside it */
     struct kva_cuda_kernel kernel;
     struct kva_cuda_launch launch;
     size_t args_at, args_bytes;
@@ -67,7 +70,7 @@ struct kva_cuda_step {
     cudaEvent_t records[EVENTS_MAX];
     cudaEvent_t fork, join;
     cudaEvent_t copied;         /* of the graph that is being captured */
-    cudaEvent_t beside;         /* what products side by side wait for */
+    cudaEvent_t beside;         /* what branches begin behind */
     cudaEvent_t done[DONE_MAX]; /* the last graphs have run */
     uint32_t done_next;
     cudaEvent_t sent[2];    /* each side of the arena has been copied */

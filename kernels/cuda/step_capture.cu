@@ -1,5 +1,5 @@
 /* step_capture.cu - the log of a piece of a step becomes a graph: queues that take part are branches
- * of compute's, products of the same rows stand side by side. */
+ * of compute's, and what need not wait for each other in compute has streams beside it. */
 #include "kernels/cuda/step.cuh"
 
 /* With edges' data, as CUDA 13 has it under the plain name. */
@@ -25,76 +25,61 @@ static bool last_node(cudaStream_t stream, cudaGraphNode_t *ret)
     return true;
 }
 
-/* `before`: the call before it in its queue, or NULL. Only behind a kernel is one launched early:
+/* `before`: the call before it in its stream, or NULL. Only behind a kernel is one launched early:
  * edges from anything else are whole. */
 static bool capture_call(struct kva_device *device, const struct log *log, struct call *call,
                          const struct call *before)
 {
     struct kva_cuda_step *step = device->step;
-    cudaStream_t stream = device->streams[call->queue];
+    cudaStream_t stream =
+        call->branch > 0 ? device->lanes[call->branch - 1].stream : device->streams[call->queue];
     const bool follows = before && (before->kind == CALL_KERNEL || before->kind == CALL_LINEAR);
     switch (call->kind) {
     case CALL_KERNEL:
         return kva_cuda_log_launch(log, call, stream, follows && device->early) == cudaSuccess &&
                last_node(stream, &call->node);
     case CALL_LINEAR:
-        return kva_cuda_try_linear(device, &call->linear);
+        return call->branch > 0
+                   ? kva_cuda_try_linear_beside(device, call->branch - 1, &call->linear)
+                   : kva_cuda_try_linear(device, &call->linear);
     case CALL_RECORD:
         return cudaEventRecord(step->records[call->record], stream) == cudaSuccess;
     case CALL_WAIT:
         return cudaStreamWaitEvent(stream, step->records[call->record], 0) == cudaSuccess;
+    case CALL_FORK:
+    case CALL_JOIN:
+        break; /* each_lane */
     }
     return false;
 }
 
-/* Products of few rows that are one branch each: what a weight's bytes are at most, beside the first
- * one's, for the GPU to have room for both. */
-#define BESIDE_ROWS  64u
-#define BESIDE_BYTES ((size_t)16 << 20)
+/* --- branches of compute ---------------------------------------------------------------------- */
 
-/* Whether a call may run while the product before it does: of the same rows, and small. */
-static bool goes_beside(const struct call *first, const struct call *call)
+static bool fork_lane(struct kva_device *device, const struct kva_cuda_lane *lane)
 {
-    const struct kva_linear_args *a = &first->linear, *b = &call->linear;
-    return first->kind == CALL_LINEAR && call->kind == CALL_LINEAR && a->x == b->x &&
-           a->out != b->out && a->rows <= BESIDE_ROWS && !a->accumulate && !b->accumulate &&
-           !b->bias.data && !kva_dtype_is_packed(b->weight.dtype) &&
-           static_cast<size_t>(b->weight.rows) * b->weight.cols * sizeof(uint16_t) <= BESIDE_BYTES;
+    return cudaStreamWaitEvent(lane->stream, device->step->beside, 0) == cudaSuccess;
 }
 
-/* How many calls behind the first one go beside it. */
-static uint32_t count_beside(const struct log *log, uint32_t first)
+static bool join_lane(struct kva_device *device, const struct kva_cuda_lane *lane)
 {
-    const struct call *calls = &log->calls[first];
-    uint32_t count = 0;
-    for (; count < KVA_CUDA_LANES && first + 1 + count < log->count; count++) {
-        bool apart = true; /* from every one that it would run beside */
-        for (uint32_t i = 0; i <= count; i++)
-            apart = apart && goes_beside(&calls[i], &calls[1 + count]);
-        if (!apart)
-            break;
-    }
-    return count;
+    return cudaEventRecord(lane->done, lane->stream) == cudaSuccess &&
+           cudaStreamWaitEvent(device->streams[KVA_QUEUE_COMPUTE], lane->done, 0) == cudaSuccess;
 }
 
-/* The first of `calls` into the compute stream, `count` more beside it. */
-static bool capture_beside(struct kva_device *device, const struct call *calls, uint32_t count)
+/* The lanes that the branches behind the fork `first` have, by one of the two. */
+static bool each_lane(struct kva_device *device, const struct log *log, const struct call *first,
+                      bool (*act)(struct kva_device *device, const struct kva_cuda_lane *lane))
 {
-    struct kva_cuda_step *step = device->step;
-    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    bool good = cudaEventRecord(step->beside, stream) == cudaSuccess &&
-                kva_cuda_try_linear(device, &calls[0].linear);
-    for (uint32_t i = 0; i < count && good; i++) {
-        const struct kva_cuda_lane *lane = &device->lanes[i];
-        good = cudaStreamWaitEvent(lane->stream, step->beside, 0) == cudaSuccess &&
-               kva_cuda_try_linear_beside(device, i, &calls[1 + i].linear) &&
-               cudaEventRecord(lane->done, lane->stream) == cudaSuccess &&
-               cudaStreamWaitEvent(stream, lane->done, 0) == cudaSuccess;
-    }
+    bool used[KVA_BRANCHES] = {}, good = true;
+    const struct call *end = log->calls + log->count;
+    for (const struct call *call = first + 1; call < end && call->kind != CALL_JOIN; call++)
+        used[call->branch] = true;
+    for (uint32_t i = 0; i < KVA_CUDA_LANES; i++)
+        good = good && (!used[i + 1] || act(device, &device->lanes[i]));
     return good;
 }
 
-/* --- branches --------------------------------------------------------------------------------- */
+/* --- branches of queues ------------------------------------------------------------------------- */
 
 /* The queue's stream joins the capture; the copy stream after what it has been given before, at
  * `copied`, which is recorded right before the graph is launched. Each graph has one of its own, and
@@ -128,23 +113,49 @@ static bool each_branch(struct kva_device *device, const struct log *log,
     return good;
 }
 
+/* The calls before those of the log, in the streams they go into. */
+struct captured {
+    const struct call *last[KVA_QUEUE_COUNT]; /* NULL: none, or several */
+    const struct call *lanes[KVA_BRANCHES];
+    const struct call *fork; /* behind which there are branches */
+};
+
+/* None of the branches is launched early: it would take the multiprocessors before the others. */
+static bool capture_fork(struct kva_device *device, const struct log *log, struct captured *before,
+                         const struct call *call)
+{
+    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
+    before->last[KVA_QUEUE_COMPUTE] = nullptr;
+    before->fork = call;
+    return cudaEventRecord(device->step->beside, stream) == cudaSuccess &&
+           each_lane(device, log, call, fork_lane);
+}
+
+static bool capture_join(struct kva_device *device, const struct log *log, struct captured *before)
+{
+    const struct call *fork = before->fork;
+    *before = {};
+    return each_lane(device, log, fork, join_lane);
+}
+
 static bool capture_calls(struct kva_device *device, struct log *log)
 {
-    const struct call *last[KVA_QUEUE_COUNT] = {};
+    struct captured before = {};
     bool good = each_branch(device, log, fork_branch);
     for (uint32_t i = 0; i < log->count && good; i++) {
         struct call *call = &log->calls[i];
+        const struct call **last =
+            call->branch > 0 ? &before.lanes[call->branch] : &before.last[call->queue];
         if (goes_behind(log, call))
             continue;
-        const uint32_t beside = count_beside(log, i);
-        if (beside > 0) {
-            good = capture_beside(device, call, beside);
-            last[call->queue] = nullptr; /* what follows has several before it */
-            i += beside;
-            continue;
+        if (call->kind == CALL_FORK) {
+            good = capture_fork(device, log, &before, call);
+        } else if (call->kind == CALL_JOIN) {
+            good = capture_join(device, log, &before);
+        } else {
+            good = capture_call(device, log, call, *last);
+            *last = call->kind == CALL_RECORD ? *last : call;
         }
-        good = capture_call(device, log, call, last[call->queue]);
-        last[call->queue] = call->kind == CALL_RECORD ? last[call->queue] : call;
     }
     return good && each_branch(device, log, join_branch);
 }

@@ -99,8 +99,10 @@ static struct call *new_call(struct kva_device *device, enum call_kind kind, enu
     memset(static_cast<void *>(call), 0, sizeof *call);
     call->kind = kind;
     call->queue = queue;
+    call->branch = queue == KVA_QUEUE_COMPUTE ? device->branch : 0;
     log->queues |= 1u << queue;
-    const uint32_t what[] = {static_cast<uint32_t>(kind), static_cast<uint32_t>(queue)};
+    const uint32_t what[] = {static_cast<uint32_t>(kind), static_cast<uint32_t>(queue),
+                             call->branch};
     log->hash = hash_bytes(log->hash, what, sizeof what);
     return call;
 }
@@ -142,6 +144,27 @@ bool kva_cuda_defer_linear(struct kva_device *device, const struct kva_linear_ar
                              reinterpret_cast<uintptr_t>(args->weight.data), args->rows};
     device->step->log.hash = hash_bytes(device->step->log.hash, what, sizeof what);
     return true;
+}
+
+bool kva_cuda_step_branch(struct kva_device *device, uint32_t branch)
+{
+    if (!device->forked) {
+        device->branch = 0;
+        if (!new_call(device, CALL_FORK, KVA_QUEUE_COMPUTE))
+            return false;
+    }
+    device->forked = true;
+    device->branch = branch;
+    return true;
+}
+
+void kva_cuda_step_join(struct kva_device *device)
+{
+    const bool forked = device->forked;
+    device->forked = false;
+    device->branch = 0;
+    if (forked)
+        (void)new_call(device, CALL_JOIN, KVA_QUEUE_COMPUTE);
 }
 
 bool kva_cuda_defer_record(struct kva_event *event, enum kva_queue queue)

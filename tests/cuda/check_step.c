@@ -13,8 +13,8 @@
 #define PAGES    3u
 #define ROWS_MAX 40u
 #define WIDTH    24u
-#define PRODUCTS 3u /* of the same rows and weights, side by side */
-#define FACTORS  8u /* rows of each */
+#define PRODUCTS KVA_BRANCHES /* of the same rows and weights, side by side */
+#define FACTORS  20u          /* rows of each: more than the kernels of few take */
 
 /* What a step is like. */
 struct variant {
@@ -27,7 +27,8 @@ struct variant {
 struct pipeline {
     struct kva_device *gpu;
     struct kva_row_cache cache;
-    unsigned char *memory, *choices, *read, *early, *x, *y, *products[PRODUCTS], *last; /* device */
+    unsigned char *memory, *choices, *read, *early, *x, *y, *last;     /* device */
+    unsigned char *products[PRODUCTS], *copies[KVA_BRANCHES];          /* device */
     unsigned char *zeros, *back, *back_early, *back_y, *back_products; /* host tier */
     uint16_t *pages; /* host tier: [PAGES] blocks */
     const void **homes;
@@ -112,6 +113,8 @@ static void pipeline_new(struct check *check, struct pipeline *p)
     p->y = gpu_new(check, NULL, p->y_bytes);
     for (uint32_t i = 0; i < PRODUCTS; i++)
         p->products[i] = gpu_new(check, NULL, p->product_bytes);
+    for (uint32_t i = 0; i < KVA_BRANCHES; i++)
+        p->copies[i] = gpu_new(check, NULL, p->product_bytes);
     p->last = gpu_new(check, NULL, p->product_bytes);
     p->wide = acts_new(check, check->act, ROWS_MAX * WIDTH, 1.0f);
     p->weight = weight_new(check, check->act, WIDTH, WIDTH, 1.0f);
@@ -149,6 +152,8 @@ static void pipeline_free(struct check *check, struct pipeline *p)
     gpu_free(check, p->y, p->y_bytes);
     for (uint32_t i = 0; i < PRODUCTS; i++)
         gpu_free(check, p->products[i], p->product_bytes);
+    for (uint32_t i = 0; i < KVA_BRANCHES; i++)
+        gpu_free(check, p->copies[i], p->product_bytes);
     gpu_free(check, p->last, p->product_bytes);
     acts_free(check, &p->wide);
     weight_free(check, &p->weight);
@@ -205,21 +210,29 @@ static void choose(struct pipeline *p, uint32_t step)
     kva_event_record(p->fetched, KVA_QUEUE_COPY);
 }
 
-/* The last product is read right behind them. */
+/* Products side by side, then copies of them, of which one is read right behind. */
 static void multiply(struct pipeline *p, uint32_t step, uint32_t act_bytes)
 {
     uint32_t rows[FACTORS];
     for (uint32_t i = 0; i < FACTORS; i++)
         rows[i] = i;
     gather(p, p->y, p->wide.gpu, p->rows[step], p->row_count[step], (size_t)WIDTH * act_bytes);
+    struct kva_linear_args products[PRODUCTS];
     for (uint32_t i = 0; i < PRODUCTS; i++)
-        kva_device_ops(p->gpu)->linear(p->gpu, &(struct kva_linear_args){.out = p->products[i],
-                                                                         .x = p->y,
-                                                                         .weight = p->weight.gpu,
-                                                                         .rows = FACTORS,
-                                                                         .x_stride = WIDTH,
-                                                                         .out_stride = WIDTH});
-    gather(p, p->last, p->products[PRODUCTS - 1], rows, FACTORS, (size_t)WIDTH * act_bytes);
+        products[i] = (struct kva_linear_args){.out = p->products[i],
+                                               .x = p->y,
+                                               .weight = p->weight.gpu,
+                                               .rows = FACTORS,
+                                               .x_stride = WIDTH,
+                                               .out_stride = WIDTH};
+    kva_device_ops(p->gpu)->linear_group(p->gpu,
+                                         &(struct kva_linear_group_args){products, PRODUCTS});
+    for (uint32_t i = 0; i < KVA_BRANCHES; i++) {
+        (void)kva_device_branch(p->gpu, (i + 1) % KVA_BRANCHES);
+        gather(p, p->copies[i], p->products[i], rows, FACTORS, (size_t)WIDTH * act_bytes);
+    }
+    kva_device_join(p->gpu);
+    gather(p, p->last, p->copies[step % KVA_BRANCHES], rows, FACTORS, (size_t)WIDTH * act_bytes);
 }
 
 /* Results go home in the copy queue, beside the next step. */

@@ -50,12 +50,36 @@ struct trace {
     uint32_t tokens[TOKENS_MAX];
     float chosen[TOKENS_MAX];
     float lead[TOKENS_MAX]; /* of the best token over the second */
-    uint64_t calls;         /* to the driver, of the last step; in a simulation only */
+    /* Of the step with fewest calls, in a simulation only: calls to the driver; kernels in graphs, and
+     * as many of these as come one behind the other. */
+    uint64_t calls, nodes, chains;
 };
 
 static int failures;
-static bool trained;                 /* --trained */
-static const uint64_t *driver_calls; /* NULL: a real GPU */
+static bool trained;           /* --trained */
+static const uint64_t *counts; /* of a simulation (simt_control); NULL: a real GPU */
+
+enum {
+    COUNT_CALLS = 5,
+    COUNT_NODES = 7,
+    COUNT_CHAINS = 8,
+};
+
+static uint64_t count_of(int which)
+{
+    return counts ? counts[which] : 0;
+}
+
+/* Of a step, before which the counts were these. */
+static void note_counts(struct trace *trace, uint64_t calls, uint64_t nodes, uint64_t chains)
+{
+    const uint64_t own = count_of(COUNT_CALLS) - calls;
+    if (trace->calls > 0 && own >= trace->calls)
+        return;
+    trace->calls = own;
+    trace->nodes = count_of(COUNT_NODES) - nodes;
+    trace->chains = count_of(COUNT_CHAINS) - chains;
+}
 
 static void expect_ok(enum kva_status status, const struct kva_err *err, const char *what)
 {
@@ -183,9 +207,11 @@ static void run_all(struct setup *setup, const struct run *const *runs, struct t
         }
         if (active == 0)
             break;
-        uint64_t calls = driver_calls ? *driver_calls : 0;
+        const uint64_t calls = count_of(COUNT_CALLS), nodes = count_of(COUNT_NODES);
+        const uint64_t chains = count_of(COUNT_CHAINS);
         expect_ok(engine->ops->step(engine->self, items, active, &err), &err, "step");
-        traces[members[0]]->calls = driver_calls ? *driver_calls - calls : 0;
+        if (done[members[0]] > 0 && done[members[0]] + 1 < runs[members[0]]->output_tokens)
+            note_counts(traces[members[0]], calls, nodes, chains);
         for (uint32_t j = 0; j < active; j++) {
             uint32_t i = members[j];
             if (!items[j].emitted)
@@ -444,9 +470,12 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
         expect_same(name, run, got, again, false);
         free(again);
         again = run_one(&direct, run);
-        snprintf(name, sizeof name,
-                 "%.40s, %s, without graphs: a step has %llu calls, with them %llu", tail, what,
-                 (unsigned long long)again->calls, (unsigned long long)got->calls);
+        snprintf(
+            name, sizeof name,
+            "%.40s, %s, without graphs: a step has %llu calls, with them %llu for %llu kernels, "
+            "%llu one behind the other",
+            tail, what, (unsigned long long)again->calls, (unsigned long long)got->calls,
+            (unsigned long long)got->nodes, (unsigned long long)got->chains);
         expect_same(name, run, got, again, true);
         free(again);
         free(want);
@@ -504,7 +533,7 @@ int main(int argc, char **argv)
             bool simulated = simt_open(&simt, module);
             if (simulated)
                 simt.set_seed(seed);
-            driver_calls = simulated ? &simt.counts[5] : NULL;
+            counts = simulated ? simt.counts : NULL;
         } else if (strcmp(argv[i], "--prompt") == 0 && i + 1 < argc) {
             prompt_tokens = kva_min_u32((uint32_t)strtoul(argv[++i], NULL, 10), TOKENS_MAX);
         } else if (strcmp(argv[i], "--output") == 0 && i + 1 < argc) {

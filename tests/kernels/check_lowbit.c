@@ -247,6 +247,22 @@ static bool cache_free(struct cache_bufs *bufs)
     return good;
 }
 
+static struct kva_partial partial_in(struct check_buf *buf, size_t pairs, size_t dim)
+{
+    struct kva_partial partial = {.a = buf->data};
+    partial.m = partial.a + pairs * dim;
+    partial.e = partial.m + pairs;
+    return partial;
+}
+
+static bool same_partial(const struct kva_partial *a, const struct kva_partial *b, size_t pairs,
+                         size_t dim)
+{
+    return memcmp(a->a, b->a, pairs * dim * sizeof(float)) == 0 &&
+           memcmp(a->m, b->m, pairs * sizeof(float)) == 0 &&
+           memcmp(a->e, b->e, pairs * sizeof(float)) == 0;
+}
+
 /* Whether the fused call gives the bits of the calls that it stands for, which have been made: their
  * results are in args.out, and what they chose in bufs. True where a device has no such call. */
 static bool same_fused(struct check *check, const struct check_variant *variant,
@@ -260,9 +276,7 @@ static bool same_fused(struct check *check, const struct check_variant *variant,
     struct check_buf out = check_buf_new(pairs * (dim + 2) * sizeof(float));
     void *chosen[LOWBIT_SEQS_MAX] = {0};
     check_buf_garbage(check, &out);
-    args.out = (struct kva_partial){.a = out.data};
-    args.out.m = args.out.a + pairs * dim;
-    args.out.e = args.out.m + pairs;
+    args.out = partial_in(&out, pairs, dim);
     for (uint32_t i = 0; i < args.seq_count; i++) {
         if (!args.seqs[i].rows)
             continue;
@@ -270,10 +284,7 @@ static bool same_fused(struct check *check, const struct check_variant *variant,
         memcpy(chosen[i], bufs[i].chosen.data, bufs[i].chosen.bytes);
     }
     variant->ops.attend_select_fetch(device, &args);
-    bool same = check_buf_intact(&out) &&
-                memcmp(want.a, args.out.a, pairs * dim * sizeof(float)) == 0 &&
-                memcmp(want.m, args.out.m, pairs * sizeof(float)) == 0 &&
-                memcmp(want.e, args.out.e, pairs * sizeof(float)) == 0;
+    bool same = check_buf_intact(&out) && same_partial(&want, &args.out, pairs, dim);
     for (uint32_t i = 0; i < args.seq_count; i++) {
         same &= !chosen[i] || memcmp(chosen[i], bufs[i].chosen.data, bufs[i].chosen.bytes) == 0;
         free(chosen[i]);
@@ -282,9 +293,10 @@ static bool same_fused(struct check *check, const struct check_variant *variant,
     return same;
 }
 
-/* attend_lowbit or attend_rows by itself. */
+/* attend_lowbit or attend_rows by itself; `behind`: attend_lowbit's. */
 static void run_part(const struct check_variant *variant, struct kva_device *device,
-                     const struct kva_attend_select_fetch_args *args, enum lowbit_part part)
+                     const struct kva_attend_select_fetch_args *args, enum lowbit_part part,
+                     const struct kva_partial *behind)
 {
     struct kva_lowbit_seq low[LOWBIT_SEQS_MAX];
     struct kva_rows_seq rows[LOWBIT_SEQS_MAX];
@@ -316,7 +328,8 @@ static void run_part(const struct check_variant *variant, struct kva_device *dev
                                                      .head_dim = args->head_dim,
                                                      .window = args->window,
                                                      .format = args->format,
-                                                     .scale = args->scale});
+                                                     .scale = args->scale,
+                                                     .behind = behind});
     else
         variant->ops.attend_rows(device,
                                  &(struct kva_attend_rows_args){.q = args->q,
@@ -330,6 +343,44 @@ static void run_part(const struct check_variant *variant, struct kva_device *dev
                                                                 .window = args->window,
                                                                 .kv_dtype = args->kv_dtype,
                                                                 .scale = args->scale});
+}
+
+static bool has_one_split(const struct kva_attend_select_fetch_args *args)
+{
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_row_cache *rows = args->seqs[i].rows;
+        for (uint32_t head = 0; rows && head < args->kv_heads; head++) {
+            if (rows->count[head] > KVA_ATTEND_SPLIT_TOKENS)
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Whether rows that attend first, and are folded behind the pages, give the bits of args->out, where
+ * they attended behind the pages. True where they are too many for that. */
+static bool same_behind(struct check *check, const struct check_variant *variant,
+                        struct kva_device *device, const struct kva_attend_select_fetch_args *args,
+                        uint32_t rows)
+{
+    const size_t pairs = (size_t)rows * args->heads, dim = args->head_dim;
+    if (!has_one_split(args))
+        return true;
+    struct check_buf of_rows = check_buf_new(pairs * (dim + 2) * sizeof(float));
+    struct check_buf out = check_buf_new(pairs * (dim + 2) * sizeof(float));
+    check_buf_garbage(check, &of_rows);
+    check_buf_garbage(check, &out);
+    struct kva_attend_select_fetch_args again = *args;
+    const struct kva_partial behind = partial_in(&of_rows, pairs, dim);
+    again.out = behind;
+    run_part(variant, device, &again, LOWBIT_ROWS, NULL);
+    again.out = partial_in(&out, pairs, dim);
+    run_part(variant, device, &again, LOWBIT_PAGES, &behind);
+    const bool same = check_buf_intact(&of_rows) && check_buf_intact(&out) &&
+                      same_partial(&args->out, &again.out, pairs, dim);
+    check_buf_free(&of_rows);
+    check_buf_free(&out);
+    return same;
 }
 
 bool lowbit_run(struct check *check, const struct check_variant *variant, struct kva_device *device,
@@ -378,9 +429,10 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
     if (test->part == LOWBIT_BOTH) {
         good = attend_apart(device, &variant->ops, &args);
         good = good && !check_fault(variant, device) && check_buf_intact(&scratch) &&
-               same_fused(check, variant, device, args, rows, caches);
+               same_fused(check, variant, device, args, rows, caches) &&
+               same_behind(check, variant, device, &args, rows);
     } else {
-        run_part(variant, device, &args, test->part);
+        run_part(variant, device, &args, test->part, NULL);
     }
     good = good && check_buf_intact(&scratch) && !check_fault(variant, device);
     check_buf_free(&scratch);
@@ -406,9 +458,7 @@ static bool run_lowbit(struct check *check, const struct check_variant *variant,
     size_t dim = lowbit->args.head_dim, heads = lowbit->args.heads, pairs = rows * heads;
     struct check_buf buf = check_buf_new(pairs * (dim + 2) * sizeof(float));
     check_buf_garbage(check, &buf);
-    struct kva_partial partial = {.a = buf.data};
-    partial.m = partial.a + pairs * dim;
-    partial.e = partial.m + pairs;
+    struct kva_partial partial = partial_in(&buf, pairs, dim);
     bool good = lowbit_run(check, variant, device, lowbit, first, rows, NULL, NULL, partial);
     for (size_t row = 0; row < rows; row++) {
         struct kva_partial to = split_row(out + row * test->stride, heads, dim);

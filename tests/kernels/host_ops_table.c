@@ -262,6 +262,11 @@ static void host_attend_lowbit(struct kva_device *device, const struct kva_atten
     args.blocks = (const void *const *)blocks;
     args.q = host_put_act(h, host->q, rows, args.heads * args.head_dim, args.q_stride, false);
     args.out = host_put_partial(h, &host->out, (size_t)rows * args.heads, args.head_dim, true);
+    const struct kva_partial behind =
+        host->behind
+            ? host_put_partial(h, host->behind, (size_t)rows * args.heads, args.head_dim, false)
+            : (struct kva_partial){0};
+    args.behind = host->behind ? &behind : NULL;
     host_send(h);
     h->ops->attend_lowbit(device, &args);
     host_end(h);

@@ -275,6 +275,15 @@ static void lowbit_group(struct kva_device *device)
     kva_device_ops(device)->attend_lowbit(device, &args);
 }
 
+static void lowbit_turned_before_rows(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    const struct kva_partial behind = {0};
+    args.format = kva_lowbit_per_token(2, args.head_dim, KVA_CODING_TURNED);
+    args.behind = &behind;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
 static void test_check__lowbit(void **state KVA_UNUSED)
 {
     refused("quantise: ", "head_dim 66", quantise_dim);
@@ -288,6 +297,7 @@ static void test_check__lowbit(void **state KVA_UNUSED)
     refused("attend_lowbit: ", "values of 2 bits with keys of 4, must be 2 with 1",
             lowbit_values_of_keys_of_4);
     refused("attend_lowbit: ", "with keys per token as keys", lowbit_values_per_token);
+    refused("attend_lowbit: ", "behind turned codes", lowbit_turned_before_rows);
     refused("attend_lowbit: ", "groups of 128", lowbit_group);
 }
 

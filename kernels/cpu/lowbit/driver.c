@@ -127,12 +127,25 @@ static void turn_back(const struct task *task)
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
+/* What the caller has for behind the low-bit pages. */
+static void fold_behind(const struct kva_lowbit_plan *plan, const struct task *task)
+{
+    const uint32_t dim = task->args->head_dim;
+    for (uint32_t j = 0; plan->behind && j < kva_query_count(&task->at); j++) {
+        const size_t pair = kva_query_pair(&task->at, j);
+        fold_query(plan->device, task, j, plan->behind->a + pair * dim, plan->behind->m[pair],
+                   plan->behind->e[pair]);
+    }
+}
+
 /* Behind the low-bit pages; attend_lowbit leaves them to attend_rows. */
 static void fold_rows(const struct kva_lowbit_plan *plan, const struct task *task,
                       struct scratch *scratch)
 {
-    if (plan->scores)
+    if (plan->scores) {
+        fold_behind(plan, task);
         return;
+    }
     kva_cpu_rows_fold(&(struct kva_rows_fold){
         .device = plan->device,
         .at = &task->at,
@@ -430,6 +443,7 @@ void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lo
     struct kva_lowbit_plan plan = {.device = device,
                                    .args = &as,
                                    .scores = scores,
+                                   .behind = args->behind,
                                    .cut = kva_query_cut_of(args->heads, args->kv_heads)};
     for (uint32_t first = 0; first < args->seq_count && !kva_cpu_failed(device);
          first += as.seq_count) {

@@ -12,7 +12,8 @@ struct kva_lowbit_plan {
     const struct kva_attend_select_fetch_args *args;
     float *const *scores; /* attend_lowbit: [seq_count], where scores are kept, and rows do not
                              attend; NULL: the fused operator */
-    uint32_t seq_first;   /* sequences whose turn it is */
+    const struct kva_partial *behind; /* attend_lowbit's */
+    uint32_t seq_first;               /* sequences whose turn it is */
     uint32_t seq_end;
     struct kva_query_cut cut;
     size_t own_floats; /* of a thread's part of the scratch, where tasks select; else 0 */

@@ -92,6 +92,8 @@ struct counts {
     uint64_t kernels, blocks, switches, copies, waits;
     uint64_t calls;  /* of the host that give the device something to do or to wait for */
     uint64_t graphs; /* launched */
+    uint64_t nodes;  /* of them, that run something */
+    uint64_t chains; /* of such nodes one behind the other, the longest of each of them, added up */
 };
 extern struct counts counts;
 

@@ -5,6 +5,7 @@
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -707,6 +708,22 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
     return last_error;
 }
 
+/* Nodes that run something, and how many of them come one behind the other. */
+static void count_nodes(const std::vector<simt_node> &nodes)
+{
+    std::vector<uint64_t> chains(nodes.size());
+    uint64_t longest = 0;
+    for (size_t i = 0; i < nodes.size(); i++) {
+        const uint64_t own = nodes[i].run ? 1 : 0;
+        for (int index : nodes[i].after)
+            chains[i] = std::max(chains[i], chains[(size_t)index]);
+        chains[i] += own;
+        longest = std::max(longest, chains[i]);
+        counts.nodes += own;
+    }
+    counts.chains += longest;
+}
+
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
     if (last_error)
@@ -721,6 +738,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
         run->tickets.push_back(node.external ? node.external->wanted : 0);
     counts.calls++;
     counts.graphs++;
+    count_nodes(run->nodes);
     stream->queue.push_back({[=]() { graph_runs.push_back(run); }, nullptr, 0, false});
     stream->queue.push_back({nullptr, run->finished, run->left ? 1u : 0u, true});
     return cudaSuccess;
