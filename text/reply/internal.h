@@ -73,8 +73,13 @@ enum kva_scan_result kva_call_scan_go(struct kva_call_scan *scan, const char *te
 
 /* --- xml.c: one call in XML, from its <function= on ------------------------------------------- */
 
-/* *at: looked at before, 0 at first; in the end behind the call. */
-enum kva_scan_result kva_xml_find_end(const char *text, size_t length, size_t *at);
+struct kva_xml_scan {
+    size_t at;     /* looked at before; in the end behind the call */
+    bool in_value; /* of a parameter */
+};
+/* bound: a grammar has made sure that values end, so that the call's end within one is a part of it. */
+enum kva_scan_result kva_xml_find_end(const char *text, size_t length, bool bound,
+                                      struct kva_xml_scan *scan);
 /* False: there is no name, or it has not ended yet. */
 #define KVA_XML_NAME_BYTES_MAX 512u /* with what is before it and behind */
 bool kva_xml_read_name(const char *text, size_t length, const char **ret, size_t *ret_length);

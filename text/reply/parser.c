@@ -32,6 +32,7 @@ struct kva_reply {
     const struct kva_reply_syntax *syntax;
     struct kva_buf held;
     struct kva_call_scan scan;
+    struct kva_xml_scan xml; /* from `lead` on */
     enum state state;
     size_t lead;      /* held bytes before the call: content, if it turns out to be none */
     size_t told;      /* of the arguments, up to this offset */
@@ -252,7 +253,7 @@ static enum kva_scan_result read_fence(const struct kva_reply *reply, size_t *re
 static void begin_xml(struct kva_reply *reply, size_t lead)
 {
     reply->lead = lead;
-    reply->told = 0; /* of the call, looked at */
+    reply->xml = (struct kva_xml_scan){.at = 0};
     reply->state = STATE_XML;
 }
 
@@ -427,6 +428,13 @@ static bool is_valid(const struct kva_reply *reply)
     return kva_json_check(reply->held.data + from, scan->at - from, &limits, NULL) == KVA_OK;
 }
 
+/* Whether a grammar has made sure of the call. */
+static bool is_bound(const struct kva_reply *reply)
+{
+    return reply->params.bound == KVA_REPLY_BOUND ||
+           (reply->params.bound == KVA_REPLY_MARKED && reply->has_marker);
+}
+
 static bool in_call(struct kva_reply *reply)
 {
     struct kva_call_scan *scan = &reply->scan;
@@ -437,8 +445,7 @@ static bool in_call(struct kva_reply *reply)
     bool known = named && (reply->call_told || name_is_known(reply, &name, &length));
     if (named && !known)
         result = KVA_SCAN_BAD;
-    bool bound = reply->params.bound == KVA_REPLY_BOUND ||
-                 (reply->params.bound == KVA_REPLY_MARKED && reply->has_marker);
+    bool bound = is_bound(reply);
     if (result == KVA_SCAN_DONE && !reply->call_told && !bound && !is_valid(reply))
         result = KVA_SCAN_BAD;
     if (result == KVA_SCAN_DONE || (bound && known && scan->arguments_from > 0))
@@ -505,10 +512,10 @@ static bool in_xml(struct kva_reply *reply)
     bool hopeless =
         named ? find_function(reply, name, name_length) < 0 : length > KVA_XML_NAME_BYTES_MAX;
     enum kva_scan_result result =
-        hopeless ? KVA_SCAN_BAD : kva_xml_find_end(text, length, &reply->told);
+        hopeless ? KVA_SCAN_BAD : kva_xml_find_end(text, length, is_bound(reply), &reply->xml);
     if (result == KVA_SCAN_MORE && !reply->finishing)
         return false;
-    size_t end = reply->lead + reply->told;
+    size_t end = reply->lead + reply->xml.at;
     if (result != KVA_SCAN_DONE || !tell_xml(reply, end))
         return no_call(reply, reply->lead);
     drop(reply, end);

@@ -24,16 +24,41 @@ static const cJSON *get(const cJSON *object, const char *name)
 
 /* --- where it ends --------------------------------------------------------------------------- */
 
-enum kva_scan_result kva_xml_find_end(const char *text, size_t length, size_t *at)
+/* Which of two marks (`second` may be NULL) comes first from *at on; *at goes behind it, or up to where
+ * the text may end within one. NULL: none is there. */
+static const char *find_mark(const char *text, size_t length, size_t *at, const char *first,
+                             const char *second)
 {
-    size_t mark = strlen(KVA_REPLY_FUNCTION_END);
-    const char *end = memmem(text + *at, length - *at, KVA_REPLY_FUNCTION_END, mark);
-    if (end) {
-        *at = (size_t)(end - text) + mark;
-        return KVA_SCAN_DONE;
+    size_t longest = strlen(first), left = length - *at;
+    const char *found = memmem(text + *at, left, first, longest), *mark = first;
+    if (second) {
+        size_t within = found ? (size_t)(found - text) - *at : left;
+        const char *sooner = memmem(text + *at, within, second, strlen(second));
+        longest = kva_max_size(longest, strlen(second));
+        mark = sooner ? second : first;
+        found = sooner ? sooner : found;
     }
-    *at = length > mark ? kva_max_size(*at, length - mark) : *at;
-    return KVA_SCAN_MORE;
+    if (found)
+        *at = (size_t)(found - text) + strlen(mark);
+    else if (length >= longest)
+        *at = kva_max_size(*at, length - longest + 1);
+    return found ? mark : NULL;
+}
+
+enum kva_scan_result kva_xml_find_end(const char *text, size_t length, bool bound,
+                                      struct kva_xml_scan *scan)
+{
+    for (;;) {
+        const char *mark = scan->in_value
+                               ? find_mark(text, length, &scan->at, KVA_REPLY_PARAMETER_END, NULL)
+                               : find_mark(text, length, &scan->at, KVA_REPLY_FUNCTION_END,
+                                           bound ? KVA_REPLY_PARAMETER : NULL);
+        if (!mark)
+            return KVA_SCAN_MORE;
+        if (!scan->in_value && strcmp(mark, KVA_REPLY_FUNCTION_END) == 0)
+            return KVA_SCAN_DONE;
+        scan->in_value = !scan->in_value;
+    }
 }
 
 /* --- values ---------------------------------------------------------------------------------- */
@@ -51,28 +76,77 @@ static bool has_type(const cJSON *schema, const char *name)
     return false;
 }
 
-/* Whether a string may stand there: it is none only where the schema says what else it is. */
-static bool may_be_string(const cJSON *schema)
+/* What a value is held against. */
+struct known {
+    const cJSON *root;
+    uint32_t left; /* schemas that are still looked at: references may go round */
+};
+#define SCHEMAS_MAX 256u
+
+static const cJSON *find_reference(const cJSON *root, const char *reference)
+{
+    const cJSON *at = reference[0] == '#' ? root : NULL;
+    for (const char *name = reference + 1; at && *name == '/';) {
+        char part[256];
+        size_t length = strcspn(++name, "/");
+        snprintf(part, sizeof(part), "%.*s", (int)kva_min_size(length, sizeof(part) - 1), name);
+        at = length < sizeof(part) ? get(at, part) : NULL;
+        name += length;
+    }
+    return at;
+}
+
+/* The schema that says something: behind references, and the only one of `allOf`. */
+static const cJSON *resolve(struct known *known, const cJSON *schema)
+{
+    for (; known->left > 0; known->left--) {
+        const cJSON *reference = get(schema, "$ref"), *all = get(schema, "allOf");
+        if (cJSON_IsString(reference))
+            schema = find_reference(known->root, reference->valuestring);
+        else if (cJSON_IsArray(all) && all->child && !all->child->next && !get(schema, "type"))
+            schema = all->child;
+        else
+            break;
+    }
+    return schema;
+}
+
+static bool value_has_type(const cJSON *value, const char *name)
+{
+    return strcmp(name, "null") == 0 ? cJSON_IsNull(value) : cJSON_IsString(value);
+}
+
+/* Whether a string, or null, may stand there: a string where the schema does not say what else. */
+static bool allows(struct known *known, const cJSON *schema, const char *name)
 {
     static const char *const choices[] = {"anyOf", "oneOf", "allOf"};
+    static const char *const others[] = {"properties", "additionalProperties", "items",
+                                         "prefixItems"};
+    schema = resolve(known, schema);
+    bool says_more = false;
     if (get(schema, "type"))
-        return has_type(schema, "string");
+        return has_type(schema, name);
     for (size_t i = 0; i < KVA_COUNT_OF(choices); i++) {
         const cJSON *list = get(schema, choices[i]);
-        for (const cJSON *at = cJSON_IsArray(list) ? list->child : NULL; at; at = at->next) {
-            if (may_be_string(at))
+        const cJSON *at = cJSON_IsArray(list) ? list->child : NULL;
+        for (; at && known->left > 0; at = at->next) {
+            known->left--;
+            if (allows(known, at, name))
                 return true;
         }
         if (list)
             return false;
     }
-    const cJSON *words = get(schema, "enum");
+    const cJSON *words = get(schema, "enum"), *one = get(schema, "const");
     for (const cJSON *at = cJSON_IsArray(words) ? words->child : NULL; at; at = at->next) {
-        if (cJSON_IsString(at))
+        if (value_has_type(at, name))
             return true;
     }
-    const cJSON *one = get(schema, "const");
-    return one ? cJSON_IsString(one) : !words;
+    if (one)
+        return value_has_type(one, name);
+    for (size_t i = 0; i < KVA_COUNT_OF(others); i++)
+        says_more = says_more || get(schema, others[i]);
+    return !words && !says_more && strcmp(name, "string") == 0;
 }
 
 static void skip_spaces(struct span *span)
@@ -113,13 +187,28 @@ static bool is_bounded(const cJSON *schema)
     return false;
 }
 
-static void put_value(struct kva_buf *out, struct span value, const cJSON *schema)
+/* Of values that are told one by one, whether it is one of the strings; else whether a string may
+ * stand there. */
+static bool is_string(struct known *known, const cJSON *schema, struct span bare)
+{
+    const cJSON *words = get(schema, "enum");
+    for (const cJSON *at = cJSON_IsArray(words) ? words->child : NULL; at; at = at->next) {
+        if (cJSON_IsString(at) && is(bare, at->valuestring))
+            return true;
+    }
+    return !words && allows(known, schema, "string");
+}
+
+static void put_value(struct kva_buf *out, struct span value, const cJSON *root,
+                      const cJSON *schema)
 {
     struct kva_json_limits limits;
+    struct known known = {root, SCHEMAS_MAX}, for_null = known;
     struct span bare = without_spaces(value);
     kva_json_limits_default(&limits);
-    bool null = is(bare, "null") && has_type(schema, "null");
-    bool string = !schema || may_be_string(schema);
+    schema = resolve(&known, schema);
+    bool string = is_string(&known, schema, bare);
+    bool null = is(bare, "null") && allows(&for_null, schema, "null");
     const char *word = string ? NULL : python_word(bare);
     if (word)
         kva_buf_puts(out, word);
@@ -183,7 +272,8 @@ bool kva_xml_put_arguments(const char *text, size_t length, const char *schema, 
 {
     struct span rest = {text, length}, key, value;
     cJSON *tree = schema ? cJSON_Parse(schema) : NULL;
-    const cJSON *properties = get(tree, "properties");
+    struct known known = {tree, SCHEMAS_MAX};
+    const cJSON *object = resolve(&known, tree), *properties = get(object, "properties");
     bool good = take_until(&rest, ">", &key);
     uint32_t count = 0;
     kva_buf_putc(out, '{');
@@ -202,7 +292,9 @@ bool kva_xml_put_arguments(const char *text, size_t length, const char *schema, 
         kva_buf_puts(out, count++ ? ", " : "");
         kva_buf_json_string_plain(out, key.data, key.length);
         kva_buf_puts(out, ": ");
-        put_value(out, without_frame(value), get(properties, name));
+        const cJSON *property = get(properties, name);
+        put_value(out, without_frame(value), tree,
+                  property ? property : get(object, "additionalProperties"));
     }
     kva_buf_putc(out, '}');
     cJSON_Delete(tree);

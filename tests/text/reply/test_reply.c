@@ -343,6 +343,68 @@ static void test_xml__calls_are_objects_of_the_schema(void **state KVA_UNUSED)
     }
 }
 
+/* What a value is may be said elsewhere in the schema, and in several ways. */
+static void test_xml__values_follow_references(void **state KVA_UNUSED)
+{
+    static const char *const schemas[] = {
+        "{\"$defs\":{\"place\":{\"type\":\"object\"},\"unit\":{\"enum\":[\"C\",1,null]},"
+        "\"ring\":{\"anyOf\":[{\"$ref\":\"#/$defs/ring\"},{\"$ref\":\"#/$defs/ring\"}]},"
+        "\"loop\":{\"$ref\":\"#/$defs/loop\"}},\"properties\":{"
+        "\"at\":{\"$ref\":\"#/$defs/place\"},"
+        "\"to\":{\"anyOf\":[{\"$ref\":\"#/$defs/place\"},{\"type\":\"null\"}]},"
+        "\"by\":{\"allOf\":[{\"$ref\":\"#/$defs/place\"}],\"description\":\"a place\"},"
+        "\"unit\":{\"$ref\":\"#/$defs/unit\"},"
+        "\"note\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},"
+        "\"more\":{\"properties\":{}},"
+        "\"ring\":{\"$ref\":\"#/$defs/ring\"},\"loop\":{\"$ref\":\"#/$defs/loop\"}},"
+        "\"additionalProperties\":{\"type\":\"integer\"}}",
+        "{\"$ref\":\"#/$defs/all\",\"$defs\":{\"all\":{\"properties\":{\"a\":{\"type\":"
+        "\"integer\"}}}}}"};
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {XML("get_weather", PARAMETER("at", "{\"x\": 1}") PARAMETER("to", "{\"x\": 2}")),
+         "|call:get_weather|with:{\"at\": {\"x\": 1}, \"to\": {\"x\": 2}}|"},
+        {XML("get_weather", PARAMETER("to", "null") PARAMETER("by", "{}") PARAMETER("more", "{}")),
+         "|call:get_weather|with:{\"to\": null, \"by\": {}, \"more\": {}}|"},
+        {XML("get_weather", PARAMETER("unit", "C") PARAMETER("note", "null")),
+         "|call:get_weather|with:{\"unit\": \"C\", \"note\": null}|"},
+        {XML("get_weather", PARAMETER("unit", "1") PARAMETER("note", "1")),
+         "|call:get_weather|with:{\"unit\": 1, \"note\": \"1\"}|"},
+        {XML("get_weather", PARAMETER("other", "7")), "|call:get_weather|with:{\"other\": 7}|"},
+        {XML("get_weather", PARAMETER("ring", "7") PARAMETER("loop", "7")),
+         "|call:get_weather|with:{\"ring\": \"7\", \"loop\": \"7\"}|"},
+        {XML("add", PARAMETER("a", "7")), "|call:add|with:{\"a\": 7}|"},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_reply_params params = params_of(KVA_REPLY_XML);
+        params.schemas = schemas;
+        check(params, cases[i].text, cases[i].want);
+    }
+}
+
+/* Where a grammar sees to it that values end, they may have the call's own marks in them. */
+static void test_xml__bound_values_are_what_is_between_their_marks(void **state KVA_UNUSED)
+{
+    static const char text[] = "<tool_call>\n" XML(
+        "get_weather", PARAMETER("city", "<function=a>\n<parameter=b></function>")
+                           PARAMETER("more", "</tool_call>")) "\n</tool_call>";
+    static const char want[] =
+        "|call:get_weather|with:{\"city\": \"<function=a>\\n<parameter=b></function>\", "
+        "\"more\": \"</tool_call>\"}|";
+    struct kva_reply_params params = params_of(KVA_REPLY_XML);
+    params.bound = KVA_REPLY_BOUND;
+    check(params, text, want);
+    params.bound = KVA_REPLY_MARKED;
+    check(params, text, want);
+    /* Else a value without an end must not swallow the calls that follow. */
+    params.bound = KVA_REPLY_FREE;
+    check(params,
+          "<tool_call>" XML("add", "<parameter=a>1") "</tool_call>\n<tool_call>" XML(
+              "get_weather", PARAMETER("city", "Paris")) "</tool_call>",
+          "|content:<tool_call>" XML("add", "<parameter=a>1") "</tool_call>" CALLED "|");
+}
+
 static void test_template__shows_its_style(void **state KVA_UNUSED)
 {
     static const struct {
@@ -428,6 +490,8 @@ int main(void)
         cmocka_unit_test(test_reply__long_texts_take_linear_time),
         cmocka_unit_test(test_reply__held_text_is_bounded),
         cmocka_unit_test(test_xml__calls_are_objects_of_the_schema),
+        cmocka_unit_test(test_xml__values_follow_references),
+        cmocka_unit_test(test_xml__bound_values_are_what_is_between_their_marks),
         cmocka_unit_test(test_template__shows_its_style),
         cmocka_unit_test(test_developers__are_the_system),
         cmocka_unit_test(test_tools__are_told_where_the_template_has_no_place_for_them),
