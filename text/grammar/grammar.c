@@ -279,7 +279,7 @@ static enum kva_status parse_schema(const char *text, size_t length, cJSON **ret
     if (!root)
         return kva_fail(err, KVA_EINVAL, "the schema is not JSON at byte %zu",
                         end ? (size_t)(end - text) : 0);
-    enum kva_status status = kva_grammar_check_tree(root, err);
+    enum kva_status status = kva_grammar_check_tree(root, false, err);
     if (status)
         cJSON_Delete(root);
     else

@@ -50,11 +50,17 @@ cJSON *kva_schema_find_reference(cJSON *root, const char *reference);
 /* Whether they are objects that all require a property which is one of other strings in each. */
 bool kva_schema_are_apart(cJSON *root, const cJSON *alternatives);
 
+/* --- schema_pattern.c ------------------------------------------------------------------------ */
+
+/* An expression for strings in JSON, without what has escapes there; the caller frees *ret, which is
+ * NULL without memory. False: it asks for what has escapes, or is no UTF-8. */
+bool kva_schema_write_pattern(const char *pattern, char **ret);
+
 /* --- schema.c -------------------------------------------------------------------------------- */
 
 /* Whether all that the schema says can be enforced; err names the place. A few things are
- * said otherwise in it. */
-KVA_MUST_CHECK enum kva_status kva_grammar_check_tree(cJSON *root, struct kva_err *err);
+ * said otherwise in it. xml: its strings are no JSON. */
+KVA_MUST_CHECK enum kva_status kva_grammar_check_tree(cJSON *root, bool xml, struct kva_err *err);
 
 /* --- grammar.c: what the library says, as errors ------------------------------------------------ */
 

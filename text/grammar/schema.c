@@ -16,6 +16,7 @@
 
 struct walk {
     cJSON *root;
+    bool xml;
     struct kva_err *err;
     char place[KVA_GRAMMAR_PLACE_MAX];
     size_t place_length;
@@ -279,13 +280,33 @@ static enum kva_status mend_format(const struct walk *w, cJSON *schema)
     return KVA_OK;
 }
 
+/* *text, which belongs to the schema, becomes an expression for strings in JSON. Those in XML are as
+ * they are. */
+static enum kva_status mend_pattern(const struct walk *w, char **text)
+{
+    char *written = NULL;
+    if (w->xml)
+        return KVA_OK;
+    bool good = kva_schema_write_pattern(*text, &written);
+    if (!written)
+        return kva_fail(w->err, KVA_ENOMEM, "out of memory for a schema");
+    cJSON_free(*text);
+    *text = written;
+    return good ? KVA_OK
+                : refuse_word(w, KVA_EUNSUPPORTED, "pattern",
+                              "that asks for a character which JSON escapes (a quote, a backslash, "
+                              "a control character) is not enforced");
+}
+
 static enum kva_status check_strings(const struct walk *w, cJSON *schema)
 {
     if (get(schema, "pattern") &&
         (get(schema, "minLength") || get(schema, "maxLength") || get(schema, "format")))
         return refuse_word(w, KVA_EUNSUPPORTED, "pattern",
                            "beside minLength, maxLength or format is not enforced");
-    return mend_format(w, schema);
+    enum kva_status status = mend_format(w, schema);
+    cJSON *pattern = get(schema, "pattern");
+    return !status && pattern ? mend_pattern(w, &pattern->valuestring) : status;
 }
 
 static bool is_false(const cJSON *schema)
@@ -352,11 +373,29 @@ static enum kva_status check_required(const struct walk *w, const cJSON *schema)
     return KVA_OK;
 }
 
+/* Names are strings: a pattern of them is all that is enforced. */
+static enum kva_status check_names(const struct walk *w, cJSON *names)
+{
+    const cJSON *type = get(names, "type");
+    bool only_pattern = get(names, "pattern") != NULL;
+    for (const cJSON *at = names->child; at; at = at->next)
+        only_pattern = only_pattern &&
+                       (!kva_schema_word_find(at->string) || strcmp(at->string, "pattern") == 0);
+    if (type && !(cJSON_IsString(type) && strcmp(type->valuestring, "string") == 0))
+        only_pattern = false;
+    if (!only_pattern)
+        return refuse_word(w, KVA_EUNSUPPORTED, "propertyNames",
+                           "is enforced with 'pattern' only, and nothing beside it");
+    cJSON *pattern = get(names, "pattern");
+    return cJSON_IsString(pattern) ? mend_pattern(w, &pattern->valuestring)
+                                   : refuse_word(w, KVA_EINVAL, "pattern", "must be a string");
+}
+
 static enum kva_status check_objects(struct walk *w, cJSON *schema)
 {
     const cJSON *properties = get(schema, "properties");
     const cJSON *patterns = get(schema, "patternProperties");
-    const cJSON *names = get(schema, "propertyNames");
+    cJSON *names = get(schema, "propertyNames");
     enum kva_status status = mend_rest(w, schema, "unevaluatedProperties", "additionalProperties",
                                        properties && !patterns && !names);
     if (status)
@@ -370,14 +409,17 @@ static enum kva_status check_objects(struct walk *w, cJSON *schema)
     if (names && (properties || rest))
         return refuse_word(w, KVA_EUNSUPPORTED, "propertyNames",
                            "beside properties or additionalProperties is not enforced");
-    if (names && !get(names, "pattern"))
-        return refuse_word(w, KVA_EUNSUPPORTED, "propertyNames", "is enforced with 'pattern' only");
+    status = names ? check_names(w, names) : KVA_OK;
+    if (status)
+        return status;
     if (properties && !is_false(rest) && !are_plain(properties))
         return refuse_word(w, KVA_EUNSUPPORTED, "additionalProperties",
                            "beside properties whose names are not plain ASCII is not enforced");
     status = check_required(w, schema);
     if (!status && properties)
         status = check_each(w, "properties", properties);
+    if (!status && patterns && patterns->child)
+        status = mend_pattern(w, &patterns->child->string);
     if (!status && patterns)
         status = check_each(w, "patternProperties", patterns);
     if (!status && rest && !is_false(rest))
@@ -456,12 +498,13 @@ static enum kva_status check(struct walk *w, cJSON *schema)
     return status;
 }
 
-enum kva_status kva_grammar_check_tree(cJSON *root, struct kva_err *err)
+enum kva_status kva_grammar_check_tree(cJSON *root, bool xml, struct kva_err *err)
 {
     struct walk *w = calloc(1, sizeof(*w));
     if (!w)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a schema");
     w->root = root;
+    w->xml = xml;
     w->err = err;
     enum kva_status status = check(w, root);
     free(w);

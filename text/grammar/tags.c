@@ -16,7 +16,7 @@ static enum kva_status rules_of(const cJSON *schema, bool strict, bool xml,
 {
     const struct kva_xg_limits xg_limits = {limits->time_ns, limits->bytes};
     cJSON *tree = cJSON_Duplicate(schema, true);
-    enum kva_status status = tree ? kva_grammar_check_tree(tree, err)
+    enum kva_status status = tree ? kva_grammar_check_tree(tree, xml, err)
                                   : kva_fail(err, KVA_ENOMEM, "out of memory for a schema");
     char *text = status ? NULL : cJSON_PrintUnformatted(tree);
     if (text) {

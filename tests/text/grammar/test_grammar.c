@@ -6,6 +6,7 @@
 #include "text/tokenizer/synthetic.h"
 
 #include <cjson/cJSON.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -108,6 +109,14 @@ static void test_schema__what_is_not_enforced_is_refused_with_its_place(void **s
         {"{\"type\":\"object\",\"required\":[\"x\"]}", KVA_EUNSUPPORTED, "'#'", "'x'"},
         {"{\"type\":\"object\",\"propertyNames\":{\"maxLength\":2}}", KVA_EUNSUPPORTED, "'#'",
          "'propertyNames'"},
+        {"{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"a\",\"not\":{}}}", KVA_EUNSUPPORTED,
+         "'#'", "'propertyNames'"},
+        {"{\"type\":\"object\",\"propertyNames\":{\"pattern\":5}}", KVA_EINVAL, "'#'", "'pattern'"},
+        {"{\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"^C:\\\\\\\\dir$\"}}}",
+         KVA_EUNSUPPORTED, "'#/properties/a'", "'pattern'"},
+        {"{\"type\":\"string\",\"pattern\":\"^.\\n$\"}", KVA_EUNSUPPORTED, "'#'", "'pattern'"},
+        {"{\"type\":\"string\",\"pattern\":\"^[\\\"\\\\u0000-\\\\x1f]$\"}", KVA_EUNSUPPORTED, "'#'",
+         "'pattern'"},
         {"{\"type\":\"object\",\"patternProperties\":{\"a\":{}}}", KVA_EUNSUPPORTED, "'#'",
          "'patternProperties'"},
         {"{\"properties\":{\"a\":false}}", KVA_EINVAL, "'#/properties/a'", "no value"},
@@ -215,6 +224,57 @@ static void test_schema__texts(void **state KVA_UNUSED)
         if (matches(KVA_GRAMMAR_SCHEMA, cases[i].schema, cases[i].text) != cases[i].passes)
             fail_msg("%s: %s", cases[i].schema, cases[i].text);
     }
+}
+
+/* A string of a pattern is JSON, whatever the pattern says of quotes and the like, which are left out of
+ * it; and what it says besides is what it said. */
+static void test_patterns__make_json(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *pattern;
+        const char *good, *bad; /* insides of strings, between spaces */
+    } cases[] = {
+        {"^.{1,200}$", "a [^] \u00e9", "\" a\"b \\ \n a\\n"},
+        {"^[^<>]{0,20000}$", "a \u00e9", "\" < \\ \n"},
+        {"^[A-Za-z\u00c0-\u00ff\\s'-]+$", "\u00e9-'a A'", "\n a\tb 1 \""},
+        {"^[^\u00e9]+$", "a \u00e8", "\u00e9 \" \\"},
+        {"^\\\u00e9\\S+$", "\u00e9a \u00e9[", "\u00e9\" \u00e9\\ \u00e9"},
+        {"^(\u00e9|\\S\\D\\W\\w\\d)$", "\u00e9 ]]]a1", "]\"]a1 ]]\"a1 \"]]a1 ]1]a1 ]]aa1 ]]]]1"},
+        {"^(?:[\\S\\n]{3}|[\\W]+|[\\D]x)$", "abc ]x ]] \u00e9x", "\"x \"] \nx 1x aa a\nc"},
+        {"^[!-~]{1,200}$", "!#[]~", "\" \\ \u00e9"},
+        {"^[\\x20-\\u{5d}\\\"-]+$", "![]-", "\" \\ ^"},
+        {"^[\\w-z]\\.[a-c-]$", "a.- -.b z.c", "~.a a.d aab"},
+        {"^[\\\\/]$", "/", "\\ \\\\"},
+        {"^\"?(?P<a>a+b)?\\n*c\\\\??$", "c aabc", "ac \"c\" c\\ abc\n"},
+        {"(?:[a-z]{0,200}-){1,3}", "a-b- -", "a a-b"},
+        {"^[\\d\\-]{2}[^\\s-]{2}$", "1-ab", "1--b ab11"},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_buf schema;
+        kva_buf_init(&schema, 4096);
+        kva_buf_puts(&schema, "{\"type\":\"string\",\"pattern\":");
+        kva_buf_json_string_plain(&schema, cases[i].pattern, strlen(cases[i].pattern));
+        kva_buf_putc(&schema, '}');
+        for (int bad = 0; bad < 2; bad++) {
+            for (const char *at = bad ? cases[i].bad : cases[i].good; *at;) {
+                char text[64];
+                size_t length = strcspn(at, " ");
+                snprintf(text, sizeof(text), "\"%.*s\"", (int)length, at);
+                if (matches(KVA_GRAMMAR_SCHEMA, schema.data, text) == (bool)bad)
+                    fail_msg("%s: %s", cases[i].pattern, text);
+                at += length + (at[length] == ' ');
+            }
+        }
+        kva_buf_finish(&schema);
+    }
+    static const char names[] =
+        "{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^.{1,200}$\"}}";
+    static const char property[] = "{\"type\":\"object\",\"patternProperties\":{\"^.{1,200}$\":{}},"
+                                   "\"additionalProperties\":false}";
+    assert_true(matches(KVA_GRAMMAR_SCHEMA, names, "{\"a\":1}"));
+    assert_false(matches(KVA_GRAMMAR_SCHEMA, names, "{\"a\"\":1}"));
+    assert_true(matches(KVA_GRAMMAR_SCHEMA, property, "{\"a\":1}"));
+    assert_false(matches(KVA_GRAMMAR_SCHEMA, property, "{\"a\"\":1}"));
 }
 
 static void test_regex__is_the_whole_text(void **state KVA_UNUSED)
@@ -405,6 +465,7 @@ int main(void)
         cmocka_unit_test(test_grammar__that_no_text_can_be_is_refused),
         cmocka_unit_test(test_schema__definitions_that_nobody_names_do_not_matter),
         cmocka_unit_test(test_schema__texts),
+        cmocka_unit_test(test_patterns__make_json),
         cmocka_unit_test(test_regex__is_the_whole_text),
         cmocka_unit_test(test_choices__are_exactly_these_texts),
         cmocka_unit_test(test_mask__every_walk_ends_with_a_valid_text),

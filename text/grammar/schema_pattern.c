@@ -1,0 +1,247 @@
+/* schema_pattern.c - expressions that strings in JSON match, written so that their texts are JSON.
+ *
+ * The library has two ways of making them. One knows that quotes, backslashes and control characters
+ * have escapes in JSON, but not in what is repeated more than 128 times; and it lets pass what the
+ * expression does not: (a+b)?c is "ac" to it. The other, which it takes where there are other
+ * characters than ASCII's, knows nothing of JSON. So there are some here, for the other way, and what
+ * has escapes is left out of every set of characters. */
+#include "base/buf.h"
+#include "base/utf8.h"
+#include "text/grammar/internal.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CODE_MAX 0x10ffffu
+/* Nothing, but no ASCII. */
+#define NOTHING "\u00e9{0}"
+/* Characters that have escapes, as items of a class. */
+#define ESCAPED "\"\\\\\\u{0}-\\u{1f}"
+/* Those that mean something in an expression. */
+#define MEANINGS "\\^$.*+?()[]{}|-"
+
+/* A part of an expression: a character, one of the sets d, D, w, W, s, S, or an escape that is neither. */
+struct unit {
+    const char *text;
+    size_t length;
+    uint32_t code;
+    char set;
+    bool other;
+};
+
+/* The hexadecimal digits of \xHH, \uHHHH and \u{H...}. */
+static uint32_t read_hex(const char **at, size_t digits)
+{
+    bool braces = **at == '{';
+    uint32_t code = 0;
+    *at += braces;
+    for (size_t i = 0; isxdigit((unsigned char)**at) && i < (braces ? 6 : digits); i++) {
+        char digit[2] = {*(*at)++, '\0'};
+        code = code << 4 | (uint32_t)strtoul(digit, NULL, 16);
+    }
+    *at += braces && **at == '}';
+    return code;
+}
+
+static void read_escape(const char **at, bool in_class, struct unit *ret)
+{
+    static const char names[] = "ntrfvae0", codes[] = "\n\t\r\f\v\a\x1b";
+    char c = *(*at)++;
+    const char *name = strchr(names, c);
+    if (c == 'x' || c == 'u')
+        ret->code = read_hex(at, c == 'x' ? 2 : 4);
+    else if (strchr("dDwWsS", c))
+        ret->set = c;
+    else if (name)
+        ret->code = (unsigned char)codes[name - names];
+    else if (c == 'c' && isalpha((unsigned char)**at))
+        ret->code = (unsigned char)*(*at)++ & 0x1f;
+    else if (c == 'b' && in_class)
+        ret->code = '\b';
+    else if (isalnum((unsigned char)c))
+        ret->other = true;
+    else
+        ret->code = (unsigned char)c;
+}
+
+/* The next one of a text that is UTF-8 and not at its end. */
+static struct unit read_unit(const char **at, bool in_class)
+{
+    struct unit unit = {.text = *at};
+    bool escape = (*at)[0] == '\\' && (*at)[1] != '\0';
+    int size = kva_utf8_sequence(*at + escape, strlen(*at + escape), NULL);
+    *at += escape;
+    if (size > 1) {
+        unit.code = kva_utf8_decode(*at, size);
+        *at += size;
+    } else if (escape) {
+        read_escape(at, in_class, &unit);
+    } else {
+        unit.code = (unsigned char)*(*at)++;
+    }
+    unit.length = (size_t)(*at - unit.text);
+    return unit;
+}
+
+static bool is_character(const struct unit *unit)
+{
+    return !unit->set && !unit->other;
+}
+
+static bool has_escape(uint32_t code)
+{
+    return code < 0x20 || code == '"' || code == '\\';
+}
+
+static bool reaches_escapes(uint32_t low, uint32_t high)
+{
+    return low < 0x20 || (low <= '"' && '"' <= high) || (low <= '\\' && '\\' <= high);
+}
+
+static void put_code(struct kva_buf *out, uint32_t code)
+{
+    kva_buf_printf(out, "\\u{%x}", (unsigned)code);
+}
+
+/* As it stands, but in ASCII, and without escapes that mean nothing, which the library does not know. */
+static void put_unit(struct kva_buf *out, const struct unit *unit)
+{
+    bool plain = unit->code >= 0x20 && unit->code <= 0x7e;
+    bool idle = unit->length == 2 && unit->text[0] == '\\' && !isalnum((int)unit->code) &&
+                !strchr(MEANINGS, (int)unit->code);
+    if (!is_character(unit) || (plain && !idle))
+        kva_buf_append(out, unit->text, unit->length);
+    else
+        put_code(out, unit->code);
+}
+
+/* Characters from low to high, without those that have escapes. */
+static void put_range(struct kva_buf *out, uint32_t low, uint32_t high)
+{
+    static const uint32_t parts[][2] = {{0x20, 0x21}, {0x23, 0x5b}, {0x5d, CODE_MAX}};
+    for (size_t i = 0; i < KVA_COUNT_OF(parts); i++) {
+        uint32_t from = kva_max_u32(low, parts[i][0]), to = kva_min_u32(high, parts[i][1]);
+        if (from > to)
+            continue;
+        put_code(out, from);
+        kva_buf_putc(out, '-');
+        put_code(out, to);
+    }
+}
+
+/* A set, as items of a class. */
+static void put_set(struct kva_buf *out, char set)
+{
+    if (set == 'd' || set == 'w')
+        kva_buf_printf(out, "\\%c", set);
+    else if (set == 's')
+        kva_buf_putc(out, ' ');
+    else
+        put_range(out, set == 'S' ? 0x21 : 0x20, set == 'S' ? CODE_MAX : '0' - 1);
+    if (set == 'W') {
+        put_range(out, '9' + 1, 'A' - 1);
+        put_range(out, 'Z' + 1, '_' - 1);
+        put_range(out, '_' + 1, 'a' - 1);
+        put_range(out, 'z' + 1, CODE_MAX);
+    } else if (set == 'D') {
+        put_range(out, '9' + 1, CODE_MAX);
+    }
+}
+
+/* One item of a class. */
+static void put_item(struct kva_buf *out, const char **at, bool negated)
+{
+    struct unit low = read_unit(at, true), high = low;
+    const char *behind = *at + 1;
+    bool range = is_character(&low) && (*at)[0] == '-' && *behind && *behind != ']';
+    if (range)
+        high = read_unit(&behind, true);
+    range = range && is_character(&high);
+    if (range)
+        *at = behind;
+    if (low.set && !negated) {
+        put_set(out, low.set);
+    } else if (range && !negated && reaches_escapes(low.code, high.code)) {
+        put_range(out, low.code, high.code);
+    } else if (range) {
+        put_unit(out, &low);
+        kva_buf_putc(out, '-');
+        put_unit(out, &high);
+    } else if (is_character(&low) && low.code == '-') {
+        kva_buf_puts(out, "\\-");
+    } else if (negated || low.other || !has_escape(low.code)) {
+        put_unit(out, &low);
+    }
+}
+
+/* A class, from behind its bracket up to the closing one. False: nothing is left of it. */
+static bool put_class(struct kva_buf *out, const char **at)
+{
+    bool negated = **at == '^';
+    size_t begun = out->length + 1;
+    kva_buf_puts(out, negated ? "[^" : "[");
+    *at += negated;
+    bool empty = **at == ']'; /* which the library says */
+    while (**at && **at != ']')
+        put_item(out, at, negated);
+    if (negated)
+        kva_buf_puts(out, ESCAPED);
+    return empty || out->length > begun;
+}
+
+/* A quote that may be absent is. */
+static bool leave_out(struct kva_buf *out, const char **at)
+{
+    bool absent = **at == '?' || **at == '*';
+    *at += absent;
+    *at += absent && **at == '?';
+    kva_buf_puts(out, NOTHING);
+    return absent;
+}
+
+/* False: it asks for a character that has escapes. */
+static bool put_next(struct kva_buf *out, const char **at)
+{
+    if (**at == '[') {
+        ++*at;
+        return put_class(out, at);
+    }
+    struct unit unit = read_unit(at, false);
+    bool any = unit.length == 1 && unit.code == '.';
+    if (any || (unit.set && unit.set != 'd' && unit.set != 'w')) {
+        kva_buf_puts(out, any ? "[^" : "[");
+        if (any)
+            kva_buf_puts(out, ESCAPED);
+        else
+            put_set(out, unit.set);
+        kva_buf_putc(out, ']');
+    } else if (is_character(&unit) && has_escape(unit.code)) {
+        return leave_out(out, at);
+    } else {
+        put_unit(out, &unit);
+    }
+    return true;
+}
+
+bool kva_schema_write_pattern(const char *pattern, char **ret)
+{
+    static const char named[] = "(?P<"; /* Python's for (?< */
+    size_t length = strlen(pattern);
+    bool good = kva_utf8_valid(pattern, length);
+    struct kva_buf out;
+    kva_buf_init(&out, length * 128 + 64);
+    while (good && *pattern && strcmp(pattern, "$") != 0) {
+        if (strncmp(pattern, named, strlen(named)) == 0) {
+            kva_buf_puts(&out, "(?<");
+            pattern += strlen(named);
+        } else {
+            good = put_next(&out, &pattern);
+        }
+    }
+    kva_buf_puts(&out, NOTHING);
+    kva_buf_puts(&out, good ? pattern : "");
+    *ret = kva_buf_take(&out, NULL);
+    kva_buf_finish(&out);
+    return good;
+}
