@@ -56,6 +56,15 @@ bool kva_schema_are_apart(cJSON *root, const cJSON *alternatives);
  * NULL without memory. False: it asks for what has escapes, or is no UTF-8. */
 bool kva_schema_write_pattern(const char *pattern, char **ret);
 
+/* --- schema_numbers.c ------------------------------------------------------------------------ */
+
+/* Whether a decimal of six places is in the range: of one that has none the library makes nothing,
+ * not even a digit. */
+bool kva_schema_has_decimals(const cJSON *schema);
+/* Decimals among the values of `const` and `enum` (0.3) become ranges, as the library writes values with
+ * all their digits (0.29999999999999999). False: out of memory. */
+bool kva_schema_mend_decimals(cJSON *schema);
+
 /* --- schema.c -------------------------------------------------------------------------------- */
 
 /* Whether all that the schema says can be enforced; err names the place. A few things are

@@ -21,6 +21,7 @@ struct walk {
     char place[KVA_GRAMMAR_PLACE_MAX];
     size_t place_length;
     uint32_t depth;
+    uint32_t one_of_depth; /* of schemas that the library tells apart by their values */
     uint32_t reference_count;
     const cJSON *references[REFERENCES_MAX];
 };
@@ -218,15 +219,35 @@ static enum kva_status check_reference(struct walk *w, const char *reference)
     return status;
 }
 
-static enum kva_status check_strong(struct walk *w, const cJSON *schema,
+static enum kva_status check_values(const struct walk *w, cJSON *schema)
+{
+    if (w->depth == w->one_of_depth || kva_schema_mend_decimals(schema))
+        return KVA_OK;
+    return kva_fail(w->err, KVA_ENOMEM, "out of memory for a schema");
+}
+
+static enum kva_status check_one_of(struct walk *w, const cJSON *value)
+{
+    uint32_t depth = w->one_of_depth;
+    w->one_of_depth = w->depth + 1;
+    enum kva_status status = check_each(w, "oneOf", value);
+    w->one_of_depth = depth;
+    return status;
+}
+
+static enum kva_status check_strong(struct walk *w, cJSON *schema,
                                     const struct kva_schema_word *strong)
 {
     const cJSON *value = get(schema, strong->name);
     enum kva_status status = check_beside(w, schema, strong);
-    if (status || strcmp(strong->name, "const") == 0 || strcmp(strong->name, "enum") == 0)
+    if (status)
         return status;
+    if (strcmp(strong->name, "const") == 0 || strcmp(strong->name, "enum") == 0)
+        return check_values(w, schema);
     if (strcmp(strong->name, "$ref") == 0)
         return check_reference(w, value->valuestring);
+    if (strcmp(strong->name, "oneOf") == 0)
+        return check_one_of(w, value);
     if (strcmp(strong->name, "allOf") == 0 && value->child->next)
         return refuse_word(w, KVA_EUNSUPPORTED, "allOf", "of more than one schema is not enforced");
     return check_each(w, strong->name, value);
@@ -257,6 +278,9 @@ static enum kva_status check_numbers(const struct walk *w, const cJSON *schema)
     if (get(schema, "multipleOf") && (has_type(schema, "number") || ranged))
         return refuse_word(w, KVA_EUNSUPPORTED, "multipleOf",
                            "is enforced for integers without a range only");
+    if (ranged && has_type(schema, "number") && !kva_schema_has_decimals(schema))
+        return refuse(w, KVA_EUNSUPPORTED,
+                      "no number of six decimals is in its range: others are not enforced");
     return KVA_OK;
 }
 
