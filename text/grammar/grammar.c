@@ -234,21 +234,22 @@ enum kva_status kva_grammar_refuse_schema(const cJSON *root, bool strict,
 /* --- grammars -------------------------------------------------------------------------------- */
 
 /* The library's parsers go into brackets by recursion; those in classes of characters, and in strings
- * of rules, are characters. */
+ * and comments of rules, are characters. */
 static enum kva_status check_nesting(const struct kva_grammar_source *source, struct kva_err *err)
 {
+    bool rules = source->kind == KVA_GRAMMAR_EBNF;
     uint32_t depth = 0;
-    char end = '\0'; /* of the class or string in which this is */
+    char end = '\0'; /* of the class, string or comment in which this is */
     for (size_t i = 0; i < source->length; i++) {
         char c = source->text[i];
-        if (c == '\\')
+        if (c == '\\' && end != '\n')
             i++;
         else if (end)
-            end = c == end ? '\0' : end;
+            end = c == end || (end == '\n' && c == '\r') ? '\0' : end;
         else if (c == '[')
             end = ']';
-        else if (c == '"' && source->kind == KVA_GRAMMAR_EBNF)
-            end = '"';
+        else if (rules && (c == '"' || c == '#'))
+            end = c == '"' ? '"' : '\n';
         else if (c == '(' || c == '{')
             depth++;
         else if ((c == ')' || c == '}') && depth > 0)

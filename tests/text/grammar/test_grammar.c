@@ -442,7 +442,16 @@ static void test_limits__of_nesting(void **state KVA_UNUSED)
     struct kva_err err;
     assert_int_equal(kva_grammar_create(vocab, &source, &no_limits, &grammar, &err), KVA_ETOOBIG);
     assert_non_null(strstr(err.message, "levels of brackets at byte 64"));
-    /* What is in a class or a string is no bracket. */
+    /* What is in a class, a string or a comment is no bracket, and begins none of them. */
+    char rules[2 * 100 + 64] = "root ::= \"a\" # it's \\\n";
+    for (int i = 0; i < 70; i++)
+        strcat(rules, "#(");
+    kva_grammar_destroy(make(KVA_GRAMMAR_EBNF, rules));
+    text[0] = '#';
+    text[1] = '"';
+    text[2] = '\n';
+    const struct kva_grammar_source hidden = source_of(KVA_GRAMMAR_EBNF, text);
+    assert_int_equal(kva_grammar_create(vocab, &hidden, &no_limits, &grammar, &err), KVA_ETOOBIG);
     char faces[70 * 8 + 16] = "root ::= ";
     for (int i = 0; i < 70; i++)
         strcat(faces, i ? " | \":(\"" : "\"f[\"");
