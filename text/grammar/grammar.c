@@ -1,5 +1,6 @@
 /* grammar.c - grammars and matchers: checks first, then the library. */
 #include "base/buf.h"
+#include "base/clock.h"
 #include "text/grammar/internal.h"
 
 #include <stdio.h>
@@ -100,6 +101,16 @@ void kva_grammar_vocab_destroy(struct kva_grammar_vocab *vocab)
     free(vocab);
 }
 
+/* --- what it may take ------------------------------------------------------------------------ */
+
+struct kva_xg_limits kva_grammar_left(const struct kva_grammar_effort *effort)
+{
+    uint64_t time_ns = effort->limits->time_ns, spent_ns = kva_time_ns() - effort->begun_ns;
+    if (time_ns > 0)
+        time_ns = spent_ns < time_ns ? time_ns - spent_ns : 1; /* 0 would be no limit */
+    return (struct kva_xg_limits){time_ns, effort->limits->bytes};
+}
+
 /* --- what the library says ------------------------------------------------------------------- */
 
 enum kva_status kva_grammar_over_limit(enum kva_xg_status status,
@@ -127,7 +138,7 @@ static enum kva_status refused(const char *what, const struct kva_xg_why *why, s
 
 struct search {
     const cJSON *root;
-    const struct kva_xg_limits *limits;
+    const struct kva_grammar_effort *effort;
     bool strict;
     uint32_t tries;
     char place[KVA_GRAMMAR_PLACE_MAX];
@@ -165,8 +176,12 @@ static bool is_refused(struct search *search, const cJSON *schema)
         .strict = search->strict,
         .whitespace_max = KVA_GRAMMAR_WHITESPACE_MAX,
     };
+    const struct kva_xg_limits limits = kva_grammar_left(search->effort);
     struct kva_xg_why why = {""};
-    bool result = kva_xg_check(&source, search->limits, &why) == KVA_XG_REFUSED;
+    enum kva_xg_status status = kva_xg_check(&source, &limits, &why);
+    bool result = status == KVA_XG_REFUSED;
+    if (status == KVA_XG_TIME)
+        search->tries = PLACE_TRIES_MAX;
     if (result)
         search->why = why;
     free(text);
@@ -219,10 +234,10 @@ static const cJSON *find_inside(struct search *search, const cJSON *schema)
 }
 
 enum kva_status kva_grammar_refuse_schema(const cJSON *root, bool strict,
-                                          const struct kva_xg_limits *limits,
+                                          const struct kva_grammar_effort *effort,
                                           const struct kva_xg_why *why, struct kva_err *err)
 {
-    struct search search = {.root = root, .limits = limits, .strict = strict, .why = *why};
+    struct search search = {.root = root, .effort = effort, .strict = strict, .why = *why};
     const cJSON *schema = root;
     for (uint32_t depth = 0; schema && depth < KVA_GRAMMAR_DEPTH_MAX; depth++)
         schema = find_inside(&search, schema);
@@ -298,18 +313,18 @@ enum kva_status kva_grammar_check_schema(const char *text, size_t length, struct
 
 static enum kva_status compile(const struct kva_grammar_vocab *vocab,
                                const struct kva_xg_source *source, const cJSON *root,
-                               const struct kva_grammar_limits *limits, struct kva_xg_grammar **ret,
+                               const struct kva_grammar_effort *effort, struct kva_xg_grammar **ret,
                                struct kva_err *err)
 {
-    const struct kva_xg_limits xg_limits = {limits->time_ns, limits->bytes};
+    const struct kva_xg_limits limits = kva_grammar_left(effort);
     struct kva_xg_why why = {""};
-    enum kva_xg_status status = kva_xg_compile(vocab->xg, source, &xg_limits, ret, &why);
+    enum kva_xg_status status = kva_xg_compile(vocab->xg, source, &limits, ret, &why);
     if (status == KVA_XG_OK)
         return KVA_OK;
     if (status != KVA_XG_REFUSED)
-        return kva_grammar_over_limit(status, limits, err);
+        return kva_grammar_over_limit(status, effort->limits, err);
     if (root)
-        return kva_grammar_refuse_schema(root, source->strict, &xg_limits, &why, err);
+        return kva_grammar_refuse_schema(root, source->strict, effort, &why, err);
     return refused(source->kind == KVA_XG_REGEX ? "the expression is refused"
                                                 : "the grammar is refused",
                    &why, err);
@@ -318,17 +333,17 @@ static enum kva_status compile(const struct kva_grammar_vocab *vocab,
 /* A structural tag, whose schemas are checked as any others. */
 static enum kva_status make_tags(const struct kva_grammar_vocab *vocab,
                                  const struct kva_grammar_source *source,
-                                 const struct kva_grammar_limits *limits,
+                                 const struct kva_grammar_effort *effort,
                                  struct kva_xg_grammar **ret, struct kva_err *err)
 {
     cJSON *root = cJSON_ParseWithLength(source->text, source->length);
     if (!root)
         return kva_fail(err, KVA_EINVAL, "the structural tag is not JSON");
-    enum kva_status status = kva_grammar_fill_tags(root, limits, err);
+    enum kva_status status = kva_grammar_fill_tags(root, effort, err);
     char *text = status ? NULL : cJSON_PrintUnformatted(root);
     if (text) {
         const struct kva_xg_source xg = {.kind = KVA_XG_TAGS, .text = text, .length = strlen(text)};
-        status = compile(vocab, &xg, NULL, limits, ret, err);
+        status = compile(vocab, &xg, NULL, effort, ret, err);
     } else if (!status) {
         status = kva_fail(err, KVA_ENOMEM, "out of memory for a grammar");
     }
@@ -339,7 +354,7 @@ static enum kva_status make_tags(const struct kva_grammar_vocab *vocab,
 
 static enum kva_status make(const struct kva_grammar_vocab *vocab,
                             const struct kva_grammar_source *source,
-                            const struct kva_grammar_limits *limits, struct kva_xg_grammar **ret,
+                            const struct kva_grammar_effort *effort, struct kva_xg_grammar **ret,
                             struct kva_err *err)
 {
     struct kva_xg_source xg = {
@@ -347,14 +362,14 @@ static enum kva_status make(const struct kva_grammar_vocab *vocab,
         .text = source->text,
         .length = source->length,
     };
-    enum kva_status status = check_size(source, limits, err);
+    enum kva_status status = check_size(source, effort->limits, err);
     if (status)
         return status;
     if (source->kind == KVA_GRAMMAR_TAGS)
-        return make_tags(vocab, source, limits, ret, err);
+        return make_tags(vocab, source, effort, ret, err);
     if (source->kind != KVA_GRAMMAR_SCHEMA) {
         status = check_nesting(source, err);
-        return status ? status : compile(vocab, &xg, NULL, limits, ret, err);
+        return status ? status : compile(vocab, &xg, NULL, effort, ret, err);
     }
     cJSON *root = NULL;
     status = parse_schema(source->text, source->length, &root, err);
@@ -368,7 +383,7 @@ static enum kva_status make(const struct kva_grammar_vocab *vocab,
         .strict = source->strict,
         .whitespace_max = KVA_GRAMMAR_WHITESPACE_MAX,
     };
-    status = text ? compile(vocab, &xg, root, limits, ret, err)
+    status = text ? compile(vocab, &xg, root, effort, ret, err)
                   : kva_fail(err, KVA_ENOMEM, "out of memory for a schema");
     free(text);
     cJSON_Delete(root);
@@ -414,7 +429,8 @@ enum kva_status kva_grammar_create(const struct kva_grammar_vocab *vocab,
     struct kva_grammar *grammar = calloc(1, sizeof(*grammar));
     if (!grammar)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a grammar");
-    enum kva_status status = make(vocab, source, limits, &grammar->xg, err);
+    const struct kva_grammar_effort effort = {limits, kva_time_ns()};
+    enum kva_status status = make(vocab, source, &effort, &grammar->xg, err);
     if (!status)
         status = check_begins(vocab, grammar, limits, err);
     if (status)

@@ -71,11 +71,21 @@ bool kva_schema_mend_decimals(cJSON *schema);
  * said otherwise in it. xml: its strings are no JSON. */
 KVA_MUST_CHECK enum kva_status kva_grammar_check_tree(cJSON *root, bool xml, struct kva_err *err);
 
+/* --- grammar.c: what making a grammar may take -------------------------------------------------- */
+
+/* All calls of the library for one grammar together. */
+struct kva_grammar_effort {
+    const struct kva_grammar_limits *limits;
+    uint64_t begun_ns;
+};
+/* What is left of it for the next call. */
+struct kva_xg_limits kva_grammar_left(const struct kva_grammar_effort *effort);
+
 /* --- grammar.c: what the library says, as errors ------------------------------------------------ */
 
 /* KVA_EINVAL: err names the place in the schema that the library refuses. */
 enum kva_status kva_grammar_refuse_schema(const cJSON *root, bool strict,
-                                          const struct kva_xg_limits *limits,
+                                          const struct kva_grammar_effort *effort,
                                           const struct kva_xg_why *why, struct kva_err *err);
 enum kva_status kva_grammar_over_limit(enum kva_xg_status status,
                                        const struct kva_grammar_limits *limits,
@@ -85,6 +95,6 @@ enum kva_status kva_grammar_over_limit(enum kva_xg_status status,
 
 /* Every KVA_GRAMMAR_TAGS_SCHEMA in the structural tag becomes a format of the library. */
 KVA_MUST_CHECK enum kva_status
-kva_grammar_fill_tags(cJSON *root, const struct kva_grammar_limits *limits, struct kva_err *err);
+kva_grammar_fill_tags(cJSON *root, const struct kva_grammar_effort *effort, struct kva_err *err);
 
 #endif

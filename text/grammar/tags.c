@@ -11,10 +11,12 @@ static cJSON *get(const cJSON *object, const char *name)
 
 /* Rules as text, which the caller frees. */
 static enum kva_status rules_of(const cJSON *schema, bool strict, bool xml,
-                                const struct kva_grammar_limits *limits, char **ret,
+                                const struct kva_grammar_effort *effort, char **ret,
                                 struct kva_err *err)
 {
-    const struct kva_xg_limits xg_limits = {limits->time_ns, limits->bytes};
+    /* Half, so that one takes not all that there is for the others and the whole. */
+    struct kva_xg_limits limits = kva_grammar_left(effort);
+    limits.time_ns = limits.time_ns / 2 + limits.time_ns % 2;
     cJSON *tree = cJSON_Duplicate(schema, true);
     enum kva_status status = tree ? kva_grammar_check_tree(tree, xml, err)
                                   : kva_fail(err, KVA_ENOMEM, "out of memory for a schema");
@@ -29,11 +31,11 @@ static enum kva_status rules_of(const cJSON *schema, bool strict, bool xml,
             .xml = xml,
         };
         struct kva_xg_why why = {""};
-        enum kva_xg_status made = kva_xg_rules(&source, &xg_limits, ret, &why);
+        enum kva_xg_status made = kva_xg_rules(&source, &limits, ret, &why);
         if (made == KVA_XG_REFUSED)
-            status = kva_grammar_refuse_schema(tree, strict, &xg_limits, &why, err);
+            status = kva_grammar_refuse_schema(tree, strict, effort, &why, err);
         else if (made != KVA_XG_OK)
-            status = kva_grammar_over_limit(made, limits, err);
+            status = kva_grammar_over_limit(made, effort->limits, err);
     } else if (!status) {
         status = kva_fail(err, KVA_ENOMEM, "out of memory for a schema");
     }
@@ -43,17 +45,17 @@ static enum kva_status rules_of(const cJSON *schema, bool strict, bool xml,
 }
 
 /* Any object, in the place of what cannot be enforced and need not be. */
-static enum kva_status any_object(bool xml, const struct kva_grammar_limits *limits, char **ret,
+static enum kva_status any_object(bool xml, const struct kva_grammar_effort *effort, char **ret,
                                   struct kva_err *err)
 {
     cJSON *schema = cJSON_Parse("{\"type\":\"object\"}");
-    enum kva_status status = rules_of(schema, false, xml, limits, ret, err);
+    enum kva_status status = rules_of(schema, false, xml, effort, ret, err);
     cJSON_Delete(schema);
     return status;
 }
 
 /* The node becomes one of rules. */
-static enum kva_status fill_node(cJSON *node, const struct kva_grammar_limits *limits,
+static enum kva_status fill_node(cJSON *node, const struct kva_grammar_effort *effort,
                                  struct kva_err *err)
 {
     const cJSON *place = get(node, "place");
@@ -62,9 +64,9 @@ static enum kva_status fill_node(cJSON *node, const struct kva_grammar_limits *l
     struct kva_err why = {.status = KVA_OK};
     bool xml = cJSON_IsTrue(get(node, "xml"));
     enum kva_status status =
-        rules_of(get(node, "schema"), cJSON_IsTrue(get(node, "strict")), xml, limits, &rules, &why);
+        rules_of(get(node, "schema"), cJSON_IsTrue(get(node, "strict")), xml, effort, &rules, &why);
     if (status && status != KVA_ENOMEM && cJSON_IsTrue(get(node, "lax")))
-        status = any_object(xml, limits, &rules, &why);
+        status = any_object(xml, effort, &rules, &why);
     if (status)
         return kva_fail_param(err, status, name, "%s", why.message);
     cJSON *text = cJSON_CreateString(rules);
@@ -86,15 +88,15 @@ static enum kva_status fill_node(cJSON *node, const struct kva_grammar_limits *l
     return kva_fail(err, KVA_ENOMEM, "out of memory for a grammar");
 }
 
-enum kva_status kva_grammar_fill_tags(cJSON *root, const struct kva_grammar_limits *limits,
+enum kva_status kva_grammar_fill_tags(cJSON *root, const struct kva_grammar_effort *effort,
                                       struct kva_err *err)
 {
     const cJSON *type = get(root, "type");
     if (cJSON_IsObject(root) && cJSON_IsString(type) &&
         strcmp(type->valuestring, KVA_GRAMMAR_TAGS_SCHEMA) == 0)
-        return fill_node(root, limits, err);
+        return fill_node(root, effort, err);
     enum kva_status status = KVA_OK;
     for (cJSON *at = root->child; at && !status; at = at->next)
-        status = kva_grammar_fill_tags(at, limits, err);
+        status = kva_grammar_fill_tags(at, effort, err);
     return status;
 }

@@ -1,6 +1,7 @@
 #include "tests/cmocka.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "tests/random.h"
 #include "text/grammar/grammar.h"
 #include "text/tokenizer/synthetic.h"
@@ -430,6 +431,51 @@ static void test_limits__of_time_and_size(void **state KVA_UNUSED)
     assert_non_null(strstr(err.message, "limit is 64"));
 }
 
+/* A schema that takes long by itself: any 300 of 600 properties. */
+static void put_slow_schema(struct kva_buf *out)
+{
+    kva_buf_puts(out, "{\"type\":\"object\",\"minProperties\":300,\"properties\":{");
+    for (int i = 0; i < 600; i++)
+        kva_buf_printf(out, "%s\"%d\":{}", i ? "," : "", i);
+    kva_buf_puts(out, "}}");
+}
+
+/* The time is of the whole, however many schemas there are, and of the search for the one that is
+ * refused. */
+static void test_limits__of_time_are_of_the_whole(void **state KVA_UNUSED)
+{
+    const struct kva_grammar_limits limits = {100 * KVA_NS_PER_MS, 0, 0};
+    struct kva_buf tags, schema;
+    kva_buf_init(&tags, 1 << 20);
+    kva_buf_init(&schema, 1 << 20);
+    kva_buf_puts(&tags, "{\"type\":\"structural_tag\",\"format\":{\"type\":\"or\",\"elements\":[");
+    kva_buf_puts(&schema, "{\"type\":\"object\",\"properties\":{");
+    for (int i = 0; i < 40; i++) {
+        kva_buf_printf(&tags, "%s{\"type\":\"schema\",\"lax\":true,\"schema\":", i ? "," : "");
+        put_slow_schema(&tags);
+        kva_buf_putc(&tags, '}');
+        kva_buf_printf(&schema, "%s\"a%d\":", i ? "," : "", i);
+        if (i == 0)
+            kva_buf_puts(&schema, "{\"type\":\"integer\",\"minimum\":3,\"maximum\":2},\"b\":");
+        put_slow_schema(&schema);
+    }
+    kva_buf_puts(&tags, "]}}");
+    kva_buf_puts(&schema, "}}");
+    const struct kva_grammar_source sources[] = {
+        source_of(KVA_GRAMMAR_TAGS, tags.data),
+        source_of(KVA_GRAMMAR_SCHEMA, schema.data),
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(sources); i++) {
+        struct kva_grammar *grammar = NULL;
+        struct kva_err err = {.status = KVA_OK};
+        uint64_t begun_ns = kva_time_ns();
+        assert_true(kva_grammar_create(vocab, &sources[i], &limits, &grammar, &err) != KVA_OK);
+        assert_in_range(kva_time_ns() - begun_ns, 0, 10 * limits.time_ns);
+    }
+    kva_buf_finish(&tags);
+    kva_buf_finish(&schema);
+}
+
 static void test_limits__of_nesting(void **state KVA_UNUSED)
 {
     char text[3 * 10000 + 1];
@@ -494,6 +540,7 @@ int main(void)
         cmocka_unit_test(test_matcher__undo_is_as_before),
         cmocka_unit_test(test_limits__of_memory),
         cmocka_unit_test(test_limits__of_time_and_size),
+        cmocka_unit_test(test_limits__of_time_are_of_the_whole),
         cmocka_unit_test(test_limits__of_nesting),
         cmocka_unit_test(test_limits__of_a_mask),
     };
