@@ -1,21 +1,26 @@
 /* schema_pattern.c - expressions that strings in JSON match, written so that their texts are JSON.
  *
- * The library has two ways of making them. One knows that quotes, backslashes and control characters
- * have escapes in JSON, but not in what is repeated more than 128 times; and it lets pass what the
- * expression does not: (a+b)?c is "ac" to it. The other, which it takes where there are other
- * characters than ASCII's, knows nothing of JSON. So there are some here, for the other way, and what
- * has escapes is left out of every set of characters. */
+ * The library has two ways of making them. The first knows that quotes, backslashes and control
+ * characters have escapes in JSON; but not in what is repeated more than 128 times, where it errs in
+ * other things, too, and takes long. The other is slow where an expression can be read in many ways,
+ * and knows nothing of JSON; it takes those that have other characters than ASCII's. So what has
+ * escapes is left out here of every set of characters, expressions are in ASCII, and those that
+ * repeat much have something beyond it. */
 #include "base/buf.h"
 #include "base/utf8.h"
 #include "text/grammar/internal.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define CODE_MAX 0x10ffffu
-/* Nothing, but no ASCII. */
-#define NOTHING "\u00e9{0}"
+/* What the first way takes. */
+#define REPEATS_MAX 128u
+/* Nothing: in ASCII, and beyond it. */
+#define NOTHING       "x{0}"
+#define NOTHING_OTHER "\u00e9{0}"
 /* Characters that have escapes, as items of a class. */
 #define ESCAPED "\"\\\\\\u{0}-\\u{1f}"
 /* Those that mean something in an expression. */
@@ -200,8 +205,23 @@ static bool leave_out(struct kva_buf *out, const char **at)
     return absent;
 }
 
+/* The end of a group. One that may be absent has an empty alternative: (a+b)?c is "ac" to the library,
+ * but (a+b|)c is not. */
+static void put_group_end(struct kva_buf *out, const char **at)
+{
+    unsigned most = 0;
+    int length = 0;
+    bool maybe = **at == '?';
+    bool some = !maybe && sscanf(*at, "{0,%9u}%n", &most, &length) == 1 && length > 0 && most > 0;
+    kva_buf_puts(out, maybe || some ? "|)" : ")");
+    if (some)
+        kva_buf_printf(out, "{1,%u}", most);
+    *at += maybe ? 1 : some ? length : 0;
+    *at += (maybe || some) && **at == '?';
+}
+
 /* False: it asks for a character that has escapes. */
-static bool put_next(struct kva_buf *out, const char **at)
+static bool put_next(struct kva_buf *out, const char **at, bool first_way)
 {
     if (**at == '[') {
         ++*at;
@@ -218,17 +238,30 @@ static bool put_next(struct kva_buf *out, const char **at)
         kva_buf_putc(out, ']');
     } else if (is_character(&unit) && has_escape(unit.code)) {
         return leave_out(out, at);
+    } else if (unit.length == 1 && unit.code == ')' && first_way) {
+        put_group_end(out, at);
     } else {
         put_unit(out, &unit);
     }
     return true;
 }
 
+static bool repeats_much(const char *pattern)
+{
+    for (const char *at = strchr(pattern, '{'); at; at = strchr(at + 1, '{')) {
+        char *end = NULL;
+        bool much = strtoul(at + 1, &end, 10) > REPEATS_MAX;
+        if (much || (*end == ',' && strtoul(end + 1, NULL, 10) > REPEATS_MAX))
+            return true;
+    }
+    return false;
+}
+
 bool kva_schema_write_pattern(const char *pattern, char **ret)
 {
     static const char named[] = "(?P<"; /* Python's for (?< */
     size_t length = strlen(pattern);
-    bool good = kva_utf8_valid(pattern, length);
+    bool good = kva_utf8_valid(pattern, length), much = repeats_much(pattern);
     struct kva_buf out;
     kva_buf_init(&out, length * 128 + 64);
     while (good && *pattern && strcmp(pattern, "$") != 0) {
@@ -236,10 +269,10 @@ bool kva_schema_write_pattern(const char *pattern, char **ret)
             kva_buf_puts(&out, "(?<");
             pattern += strlen(named);
         } else {
-            good = put_next(&out, &pattern);
+            good = put_next(&out, &pattern, !much);
         }
     }
-    kva_buf_puts(&out, NOTHING);
+    kva_buf_puts(&out, much ? NOTHING_OTHER : "");
     kva_buf_puts(&out, good ? pattern : "");
     *ret = kva_buf_take(&out, NULL);
     kva_buf_finish(&out);

@@ -261,6 +261,8 @@ static void test_patterns__make_json(void **state KVA_UNUSED)
         {"^[\\\\/]$", "/", "\\ \\\\"},
         {"^\"?(?P<a>a+b)?\\n*c\\\\??$", "c aabc", "ac \"c\" c\\ abc\n"},
         {"(?:[a-z]{0,200}-){1,3}", "a-b- -", "a a-b"},
+        {"^(?:a+b){0,2}c(?<d>d+e)??$", "c abc ababc cde", "ac abac abababc cd"},
+        {"^(?:\\w+[ ,.]*){1,20}$", "a a,b", ", a\""},
         {"^[\\d\\-]{2}[^\\s-]{2}$", "1-ab", "1--b ab11"},
     };
     for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
