@@ -110,15 +110,12 @@ static void add_calls(struct maker *m, cJSON *elements)
         add(m, elements, NULL, text_node(m, "]"));
 }
 
-/* What a model thinks first is its own affair. */
-static void add_thought(struct maker *m, cJSON *elements)
+/* What a model thinks first is its own affair: whatever it is, up to its end. */
+static cJSON *thought_node(struct maker *m)
 {
-    const struct kva_reply_rules *rules = m->rules;
-    if (!rules->thinks)
-        return;
     cJSON *thought = cJSON_CreateArray();
     cJSON *spaces = node(m, "regex");
-    if (!rules->thinking)
+    if (!m->rules->thinking)
         add(m, thought, NULL, text_node(m, KVA_REPLY_THINK));
     cJSON *tag = node(m, "tag");
     add(m, tag, "begin", cJSON_CreateString(""));
@@ -129,12 +126,19 @@ static void add_thought(struct maker *m, cJSON *elements)
     add(m, thought, NULL, spaces);
     cJSON *sequence = node(m, "sequence");
     add(m, sequence, "elements", thought);
-    if (rules->thinking) {
-        add(m, elements, NULL, sequence);
+    return sequence;
+}
+
+static void add_thought(struct maker *m, cJSON *elements, bool must)
+{
+    if (!m->rules->thinks)
+        return;
+    if (must) {
+        add(m, elements, NULL, thought_node(m));
         return;
     }
     cJSON *maybe = node(m, "optional");
-    add(m, maybe, "content", sequence);
+    add(m, maybe, "content", thought_node(m));
     add(m, elements, NULL, maybe);
 }
 
@@ -225,23 +229,30 @@ enum kva_reply_bound kva_reply_bound_of(const struct kva_reply_rules *rules)
                                                                        : KVA_REPLY_FREE;
 }
 
+/* A whole reply. */
+static cJSON *reply_node(struct maker *m)
+{
+    const struct kva_reply_rules *rules = m->rules;
+    bool bound = kva_reply_bound_of(rules) == KVA_REPLY_BOUND;
+    cJSON *sequence = node(m, "sequence");
+    cJSON *elements = cJSON_CreateArray();
+    /* Where text is free, it may also end within the thought. */
+    add_thought(m, elements, bound && rules->thinking);
+    if (!bound)
+        add(m, elements, NULL, calls_in_text(m));
+    else if (rules->required)
+        add_calls(m, elements);
+    else
+        add(m, elements, NULL, rules->answer ? calls_or_answer(m) : calls_or_text(m));
+    add(m, sequence, "elements", elements);
+    return sequence;
+}
+
 void kva_reply_put_grammar(struct kva_buf *out, const struct kva_reply_rules *rules)
 {
     struct maker m = {.rules = rules, .syntax = &kva_reply_syntaxes[rules->style]};
     cJSON *root = node(&m, "structural_tag");
-    if (kva_reply_bound_of(rules) == KVA_REPLY_BOUND) {
-        cJSON *sequence = node(&m, "sequence");
-        cJSON *elements = cJSON_CreateArray();
-        add_thought(&m, elements);
-        if (rules->required)
-            add_calls(&m, elements);
-        else
-            add(&m, elements, NULL, rules->answer ? calls_or_answer(&m) : calls_or_text(&m));
-        add(&m, sequence, "elements", elements);
-        add(&m, root, "format", sequence);
-    } else {
-        add(&m, root, "format", calls_in_text(&m));
-    }
+    add(&m, root, "format", reply_node(&m));
     char *text = m.failed ? NULL : cJSON_PrintUnformatted(root);
     if (text)
         kva_buf_puts(out, text);

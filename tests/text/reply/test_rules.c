@@ -4,6 +4,7 @@
 #include "text/reply/reply.h"
 #include "text/tokenizer/synthetic.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -242,6 +243,34 @@ static void test_thoughts__come_first(void **state KVA_UNUSED)
     assert_false(allows(&rules, HERMES("add", "{}")));
 }
 
+/* A thought may say what looks like a call; what comes behind it is held to the rules. */
+static void test_thoughts__are_free_where_text_is(void **state KVA_UNUSED)
+{
+    static const char call[] = HERMES("get_weather", PARIS);
+    static const char none[] = HERMES("get_weather", "{\"town\": 1}");
+    struct kva_reply_rules rules = rules_of(KVA_REPLY_HERMES);
+    rules.thinks = true;
+    for (int thinking = 0; thinking < 2; thinking++) {
+        char text[512];
+        const char *begin = thinking ? "" : "<think>";
+        rules.thinking = thinking;
+        for (int parallel = 0; parallel < 2; parallel++) {
+            rules.parallel = parallel;
+            snprintf(text, sizeof(text), "%sSo <tool_call> it is.</think>\n\nWell. %s", begin,
+                     call);
+            assert_true(allows(&rules, text));
+            snprintf(text, sizeof(text), "%sSo %s.</think>No.", begin, call);
+            assert_true(allows(&rules, text));
+            snprintf(text, sizeof(text), "%sSo.</think>%s", begin, none);
+            assert_false(allows(&rules, text));
+            snprintf(text, sizeof(text), "%sHm", begin);
+            assert_true(allows(&rules, text));
+        }
+        assert_false(allows(&rules, none));
+        assert_true(allows(&rules, "Hello."));
+    }
+}
+
 static void test_strict__what_cannot_be_enforced_is_refused(void **state KVA_UNUSED)
 {
     struct kva_reply_function strict = functions[1];
@@ -267,6 +296,7 @@ int main(void)
         cmocka_unit_test(test_required__the_marker_may_be_a_token),
         cmocka_unit_test(test_answer__is_a_call_or_of_the_schema),
         cmocka_unit_test(test_thoughts__come_first),
+        cmocka_unit_test(test_thoughts__are_free_where_text_is),
         cmocka_unit_test(test_strict__what_cannot_be_enforced_is_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
