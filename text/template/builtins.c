@@ -333,10 +333,12 @@ static const struct kva_tpl_builtin loop_methods[] = {
     {"changed", loop_changed, NULL, 0},
 };
 
-static enum kva_status loop_neighbour(struct kva_tpl_run *run, const struct kva_tpl_loop *loop,
-                                      bool next, struct kva_tpl_value *ret)
+static enum kva_status loop_neighbour(struct kva_tpl_run *run, struct kva_tpl_loop *loop, bool next,
+                                      struct kva_tpl_value *ret)
 {
     size_t index = next ? loop->index + 1 : loop->index - 1;
+    if (next)
+        KVA_TPL_TRY(kva_tpl_loop_reach(run, loop, index));
     /* Before the first item the index wraps around, which is outside as well. */
     if (index >= loop->items->count)
         return kva_tpl_undefined_new(
@@ -357,10 +359,25 @@ static enum kva_status loop_method(struct kva_tpl_run *run, struct kva_tpl_loop 
     return KVA_OK;
 }
 
+/* Looks for the further items that an attribute tells of: the next one, or all. */
+static enum kva_status reach_for(struct kva_tpl_run *run, struct kva_tpl_loop *loop,
+                                 const struct kva_tpl_str *name)
+{
+    static const char *const of_all[] = {"length", "revindex", "revindex0"};
+    if (is_name("last", name->data, name->length))
+        return kva_tpl_loop_reach(run, loop, loop->index + 1);
+    for (size_t i = 0; i < KVA_COUNT_OF(of_all); i++) {
+        if (is_name(of_all[i], name->data, name->length))
+            return kva_tpl_loop_reach(run, loop, SIZE_MAX);
+    }
+    return KVA_OK;
+}
+
 enum kva_status kva_tpl_loop_attribute(struct kva_tpl_run *run, struct kva_tpl_loop *loop,
                                        const struct kva_tpl_str *name, struct kva_tpl_value *ret,
                                        bool *ret_found)
 {
+    KVA_TPL_TRY(reach_for(run, loop, name));
     int64_t index = (int64_t)loop->index;
     int64_t count = (int64_t)loop->items->count;
     const struct {

@@ -190,24 +190,25 @@ static enum kva_status exec_flow(struct kva_tpl_run *run, const struct kva_tpl_s
 
 /* --- loops -------------------------------------------------------------------------------------*/
 
-/* The items that pass the loop's `if`. They are chosen before the first one is used. */
-static enum kva_status filter_items(struct kva_tpl_run *run, const struct kva_tpl_stmt *stmt,
-                                    const struct kva_tpl_list **items)
+/* Ask the loop's `if` of the next item, which it sees where the loop stands. */
+static enum kva_status ask_next(struct kva_tpl_run *run, struct kva_tpl_loop *loop)
 {
-    struct kva_tpl_scope *outer = run->scope;
-    struct kva_tpl_value kept;
-    KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, 0, &kept));
-    KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
-    for (size_t i = 0; i < (*items)->count; i++) {
-        struct kva_tpl_value test;
-        run->scope->count = 0;
-        KVA_TPL_TRY(assign(run, stmt->target, &(*items)->items[i]));
-        KVA_TPL_TRY(kva_tpl_eval(run, stmt->test, &test));
-        if (kva_tpl_truth(&test))
-            KVA_TPL_TRY(kva_tpl_list_add(run, kept.as.list, &(*items)->items[i]));
-    }
-    kva_tpl_scope_pop(run, outer);
-    *items = kept.as.list;
+    const struct kva_tpl_value item = loop->source->items[loop->looked_at++];
+    struct kva_tpl_scope *inner = run->scope;
+    struct kva_tpl_value test;
+    uint32_t line = run->line;
+    KVA_TPL_TRY(kva_tpl_scope_push(run, loop->scope));
+    KVA_TPL_TRY(assign(run, loop->stmt->target, &item));
+    KVA_TPL_TRY(kva_tpl_eval(run, loop->stmt->test, &test));
+    kva_tpl_scope_pop(run, inner);
+    run->line = line;
+    return kva_tpl_truth(&test) ? kva_tpl_list_add(run, loop->passed, &item) : KVA_OK;
+}
+
+enum kva_status kva_tpl_loop_reach(struct kva_tpl_run *run, struct kva_tpl_loop *loop, size_t index)
+{
+    while (loop->passed && loop->passed->count <= index && loop->looked_at < loop->source->count)
+        KVA_TPL_TRY(ask_next(run, loop));
     return KVA_OK;
 }
 
@@ -219,7 +220,9 @@ static enum kva_status run_loop(struct kva_tpl_run *run, struct kva_tpl_loop *lo
     struct kva_tpl_value variable = {.type = KVA_TPL_LOOP, .as.loop = loop};
     bool completed = false; /* a round that reached the end of the body */
     KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
-    for (loop->index = 0; loop->index < loop->items->count; loop->index++) {
+    KVA_TPL_TRY(kva_tpl_loop_reach(run, loop, 0));
+    bool more = loop->items->count > 0;
+    while (more) {
         if (run->scope->captured) {
             run->scope = outer;
             KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
@@ -234,7 +237,11 @@ static enum kva_status run_loop(struct kva_tpl_run *run, struct kva_tpl_loop *lo
         completed |= flow == KVA_TPL_FLOW_NORMAL;
         if (flow == KVA_TPL_FLOW_BREAK)
             break;
+        KVA_TPL_TRY(kva_tpl_loop_reach(run, loop, loop->index + 1));
+        more = loop->items->count > loop->index + 1;
+        loop->index += more;
     }
+    loop->looked_at = loop->source->count; /* the scope that the `if` sees may go */
     kva_tpl_scope_pop(run, outer);
     /* Jinja2's else means that no round was completed: break and continue do not count. */
     if (completed || !stmt->other)
@@ -257,9 +264,13 @@ static enum kva_status start_loop(struct kva_tpl_run *run, const struct kva_tpl_
     if (stmt->recursive)
         kva_tpl_scope_keep(run);
     loop->last_changed.type = KVA_TPL_ABSENT;
-    KVA_TPL_TRY(kva_tpl_iterate(run, iterable, &loop->items));
-    if (stmt->test)
-        KVA_TPL_TRY(filter_items(run, stmt, &loop->items));
+    KVA_TPL_TRY(kva_tpl_iterate(run, iterable, &loop->source));
+    loop->items = loop->source;
+    if (stmt->test) {
+        struct kva_tpl_value passed;
+        KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, 0, &passed));
+        loop->items = loop->passed = passed.as.list;
+    }
     return run_loop(run, loop);
 }
 

@@ -68,7 +68,10 @@ struct kva_tpl_macro {
 /* The variable `loop`. */
 struct kva_tpl_loop {
     const struct kva_tpl_stmt *stmt;
-    const struct kva_tpl_list *items;
+    const struct kva_tpl_list *items;  /* with an `if`: those that it has let pass so far */
+    const struct kva_tpl_list *source; /* what it goes over */
+    struct kva_tpl_list *passed;       /* the same as items; NULL without an `if` */
+    size_t looked_at;                  /* items of the source that the `if` was asked of */
     size_t index;
     uint32_t level;              /* depth0 */
     struct kva_tpl_scope *scope; /* around the loop, for recursion */
@@ -306,6 +309,11 @@ enum kva_status kva_tpl_execute(struct kva_tpl_run *run,
 enum kva_status kva_tpl_call_macro(struct kva_tpl_run *run, const struct kva_tpl_macro *macro,
                                    const struct kva_tpl_call *call,
                                    struct kva_tpl_value *ret) KVA_MUST_CHECK;
+
+/* Looks for further items of a loop until it has more than `index`, or there are none. As Jinja2 does,
+ * the loop's `if` is asked no sooner than its answer is needed: the body may change what it sees. */
+enum kva_status kva_tpl_loop_reach(struct kva_tpl_run *run, struct kva_tpl_loop *loop,
+                                   size_t index) KVA_MUST_CHECK;
 
 /* loop(items) of a recursive loop. */
 enum kva_status kva_tpl_call_loop(struct kva_tpl_run *run, const struct kva_tpl_loop *loop,

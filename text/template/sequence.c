@@ -31,6 +31,8 @@ int64_t kva_tpl_item_count(const struct kva_tpl_value *value)
 enum kva_status kva_tpl_length(struct kva_tpl_run *run, const struct kva_tpl_value *value,
                                int64_t *ret)
 {
+    if (value->type == KVA_TPL_LOOP)
+        KVA_TPL_TRY(kva_tpl_loop_reach(run, value->as.loop, SIZE_MAX));
     if (value->type != KVA_TPL_STRING) {
         *ret = kva_tpl_item_count(value);
         return KVA_OK;
