@@ -57,66 +57,74 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     return status;
 }
 
-/* How much of the needle, from its end on, has been seen with one more byte before what was. */
-static uint32_t step_back(const char *needle, size_t length, const uint32_t *failure, uint32_t seen,
-                          char c)
-{
-    while (seen > 0 && needle[length - 1 - seen] != c)
-        seen = failure[seen - 1];
-    return needle[length - 1 - seen] == c ? seen + 1 : seen;
-}
+/* Stands behind the last message while the template is rendered: what was said may also stand in what
+ * the template writes behind it ("<" in "<|im_end|>"). A template that strips what is said takes the
+ * space away. */
+#define MARK       "kvahead_goes_on_here"
+#define MARK_BYTES (sizeof(MARK) - 1)
+#define SPACES     " \n\r\t"
 
-/* Where `needle` stands last in the text; SIZE_MAX: nowhere. As Knuth, Morris and Pratt do, from
- * the end on: one who sends both could make a plain search take very long. */
-static enum kva_status find_last(const struct kva_buf *text, const char *needle, size_t length,
-                                 size_t *ret, struct kva_err *err)
+static enum kva_status mark_final(struct kva_api_call *call, size_t *ret_length,
+                                  struct kva_err *err)
 {
-    *ret = length == 0 ? text->length : SIZE_MAX;
-    if (length == 0 || length > text->length)
-        return KVA_OK;
-    uint32_t *failure = calloc(length, sizeof(*failure));
-    uint32_t seen = 0;
-    if (!failure)
-        return kva_fail_param(err, KVA_ENOMEM, "messages", "Out of memory for the messages.");
-    for (size_t i = 1; i < length; i++) {
-        seen = step_back(needle, length, failure, seen, needle[length - 1 - i]);
-        failure[i] = seen;
-    }
-    seen = 0;
-    for (size_t at = text->length; at > 0 && seen < length; at--) {
-        seen = step_back(needle, length, failure, seen, text->data[at - 1]);
-        *ret = seen == length ? at - 1 : SIZE_MAX;
-    }
-    free(failure);
-    return KVA_OK;
-}
-
-/* The rendering ends where the last message, which begins at *ret_begin, does: what a template writes
- * behind it, it would write behind the whole answer. */
-static enum kva_status cut_behind_final(const struct kva_api_call *call, struct kva_buf *text,
-                                        size_t *ret_begin, struct kva_err *err)
-{
-    const cJSON *last = call->messages->child;
-    while (last->next)
-        last = last->next;
+    cJSON *last = cJSON_GetObjectItemCaseSensitive(call->json, "messages")->child->prev;
     const char *content = cJSON_GetObjectItemCaseSensitive(last, "content")->valuestring;
-    size_t length = strlen(content);
-    /* Some templates strip what is said. */
-    for (int stripped = 0; stripped < 2; stripped++) {
-        size_t at;
-        enum kva_status status = find_last(text, content, length, &at, err);
-        if (status != KVA_OK)
-            return status;
-        if (at != SIZE_MAX) {
-            text->length = at + length;
-            *ret_begin = at;
+    struct kva_buf text;
+    *ret_length = strlen(content);
+    kva_buf_init(&text, *ret_length + sizeof(MARK) + 1);
+    kva_buf_puts(&text, content);
+    kva_buf_append(&text, MARK " ", sizeof(MARK) + 1);
+    cJSON *marked = text.failed ? NULL : cJSON_CreateString(text.data);
+    kva_buf_finish(&text);
+    if (marked && cJSON_ReplaceItemInObjectCaseSensitive(last, "content", marked))
+        return KVA_OK;
+    cJSON_Delete(marked);
+    return kva_fail_param(err, KVA_ENOMEM, "messages", "Out of memory for the messages.");
+}
+
+static size_t find_mark(const struct kva_buf *text)
+{
+    for (size_t at = text->length; at >= MARK_BYTES; at--) {
+        if (memcmp(text->data + at - MARK_BYTES, MARK, MARK_BYTES) == 0)
+            return at - MARK_BYTES;
+    }
+    return SIZE_MAX;
+}
+
+static size_t trailing_space(const char *text, size_t length)
+{
+    size_t rest = length;
+    while (rest > 0 && strchr(SPACES, text[rest - 1]))
+        rest--;
+    return length - rest;
+}
+
+static bool ends_with(const char *text, size_t length, const char *end, size_t end_length)
+{
+    return end_length <= length && memcmp(text + length - end_length, end, end_length) == 0;
+}
+
+/* The rendering ends where the last message, which begins at *ret_begin and was of `length` bytes,
+ * does: what a template writes behind it, it would write behind the whole answer. */
+static enum kva_status cut_behind_final(const struct kva_api_call *call, size_t length,
+                                        struct kva_buf *text, size_t *ret_begin,
+                                        struct kva_err *err)
+{
+    const cJSON *last = call->messages->child->prev;
+    const char *content = cJSON_GetObjectItemCaseSensitive(last, "content")->valuestring;
+    size_t end = find_mark(text), space = strspn(content, SPACES);
+    if (end != SIZE_MAX) {
+        bool stripped = !ends_with(text->data, kva_min_size(end + MARK_BYTES + 1, text->length),
+                                   MARK " ", MARK_BYTES + 1);
+        /* Some templates strip what is said. */
+        bool bare = !ends_with(text->data, end, content, length) || (stripped && space >= length);
+        space = bare ? kva_min_size(space, length) : 0;
+        content += space;
+        length -= space;
+        if (ends_with(text->data, end, content, length)) {
+            *ret_begin = end - length;
+            text->length = end - (stripped ? trailing_space(content, length) : 0);
             return KVA_OK;
-        }
-        while (length > 0 && strchr(" \n\r\t", content[length - 1]))
-            length--;
-        while (length > 0 && strchr(" \n\r\t", content[0])) {
-            content++;
-            length--;
         }
     }
     const char *param = call->face == KVA_FACE_MESSAGES ? "messages" : "continue_final_message";
@@ -210,11 +218,15 @@ static enum kva_status encode_chat(const struct kva_api_config *config, struct k
     struct kva_buf text;
     kva_buf_init(&text, KVA_TEMPLATE_OUTPUT_BYTES_MAX);
     call->prompts = kva_arena_calloc(&call->arena, 1, sizeof(*call->prompts));
-    enum kva_status status = call->prompts ? render_chat(config, call, &text, err)
-                                           : kva_fail(err, KVA_ENOMEM, "Out of memory.");
+    enum kva_status status = call->prompts ? KVA_OK : kva_fail(err, KVA_ENOMEM, "Out of memory.");
+    size_t final_length = 0;
+    if (status == KVA_OK && call->continue_final)
+        status = mark_final(call, &final_length, err);
+    if (status == KVA_OK)
+        status = render_chat(config, call, &text, err);
     size_t begun = text.length;
     if (status == KVA_OK && call->continue_final)
-        status = cut_behind_final(call, &text, &begun, err);
+        status = cut_behind_final(call, final_length, &text, &begun, err);
     if (status == KVA_OK) {
         call->thinking = call->chat_template->reply.thinks && text.length > 0 &&
                          kva_reply_is_thinking(text.data, text.length, begun);

@@ -213,17 +213,16 @@ static void test_functions__the_history_is_that_of_tools(void **state)
     cJSON_Delete(json);
 }
 
-static void test_final__is_cut_behind_where_it_stands_last(void **state)
+static void test_final__is_cut_where_it_ends(void **state)
 {
-    static const char source[] = "{% for m in messages %}{{ m.content | trim }};{% endfor %}"
+    static const char source[] = "{% for m in messages %}{{ m.content | trim }}<end>{% endfor %}"
                                  "{{ messages[0].content }}";
     /* What was said, what has been begun, and the prompt that comes of both. */
     static const char *const cases[][3] = {
-        {"aab", "aabaab ", "aab;aabaab"},
-        {"aaaa", "aaa", "aaaa;aaa;aaaa"},
-        {"abab", " ab", "abab;ab;abab"},
-        {"b", "ababcabab", "b;ababcabab"},
-        {"abaaabaaabab", "aabaaab", "abaaabaaabab;aabaaab;abaaabaaab"},
+        {"aab", "aabaab ", "aab<end>aabaab"}, {"aaaa", "aaa", "aaaa<end>aaa"},
+        {"abab", " ab", "abab<end>ab"},       {"a", "<", "a<end><"},
+        {"a", "\\n<e ", "a<end><e"},          {"a", "> ", "a<end>>"},
+        {"a ", "b  c\\n\\n", "a<end>b  c"},   {"a", " ", "a<end>"},
     };
     (void)state;
     fixture_stop(&f);
@@ -515,16 +514,16 @@ static void test_tools__have_a_template_of_their_own(void **state)
 /* A thought that was begun is gone on with, and ended. */
 static void test_reasoning__that_was_begun_goes_on(void **state)
 {
-    static const char source[] = "{# <think> #}{{ messages[0].content }}";
+    static const char source[] = "{# <think> #}{{ messages[0].content }}{{ messages[1].content }}";
     (void)state;
     fixture_stop(&f);
     fixture_init_template(&f, source);
     fixture_start(&f);
     int status;
-    /* The model echoes the prompt, which is "<think>Hm". */
+    /* The model echoes the prompt, which ends with "<think>Hm". */
     cJSON *json = client_post_json(
         f.port, "/v1/chat/completions",
-        "{\"messages\":[{\"role\":\"user\",\"content\":\"a</think>b<think>Hm\"},"
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a</think>b\"},"
         "{\"role\":\"assistant\",\"content\":\"<think>Hm\"}],\"continue_final_message\":true}",
         &status);
     assert_int_equal(status, 200);
@@ -554,7 +553,7 @@ int main(void)
         cmocka_unit_test(test_tools__have_a_template_of_their_own),
         cmocka_unit_test(test_reasoning__that_was_begun_goes_on),
         cmocka_unit_test(test_functions__the_history_is_that_of_tools),
-        cmocka_unit_test(test_final__is_cut_behind_where_it_stands_last),
+        cmocka_unit_test(test_final__is_cut_where_it_ends),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
