@@ -4,6 +4,7 @@
  *
  *     log-probabilities of the model's own logits, if asked for
  *     constraint, allowed ids -> bad words -> stop ids before min_tokens -> logit bias -> penalties
+ *     (repetition, then presence and frequency)
  *     greedy, or temperature -> min_p -> top_k -> top_p -> draw
  *
  * The draw depends on the seed, the choice and the token's index in the output alone, so that a

@@ -59,6 +59,20 @@ static void add_bias(float *logits, const struct kva_sampling_params *p)
         logits[p->logit_bias[i].token] += p->logit_bias[i].bias;
 }
 
+/* Repetition is over prompt and output, each token once. */
+static void scale_repeated(struct kva_sampler *s, float *logits,
+                           const struct kva_sampler_context *context)
+{
+    const float penalty = context->params->repetition_penalty;
+    for (uint32_t i = 0; i < context->token_count; i++) {
+        float *logit = &logits[context->ids[i]];
+        if (s->counts[context->ids[i]]++ == 0)
+            *logit = *logit > 0 ? *logit / penalty : *logit * penalty;
+    }
+    kva_sampler_forget(s, context->ids, context->token_count);
+}
+
+/* The factor before the terms, as vLLM and llama.cpp have it. */
 static void penalise(struct kva_sampler *s, float *logits,
                      const struct kva_sampler_context *context)
 {
@@ -66,6 +80,8 @@ static void penalise(struct kva_sampler *s, float *logits,
     if (p->repetition_penalty == 1 && p->presence_penalty == 0 && p->frequency_penalty == 0)
         return;
     const uint32_t *ids = context->ids;
+    if (p->repetition_penalty != 1)
+        scale_repeated(s, logits, context);
     for (uint32_t i = context->prompt_tokens; i < context->token_count; i++)
         s->counts[ids[i]]++;
     for (uint32_t i = context->prompt_tokens; i < context->token_count; i++) {
@@ -75,16 +91,6 @@ static void penalise(struct kva_sampler *s, float *logits,
         s->counts[ids[i]] = 0;
         logits[ids[i]] -= p->presence_penalty + p->frequency_penalty * (float)count;
     }
-    if (p->repetition_penalty == 1)
-        return;
-    /* Repetition is over prompt and output, each token once. */
-    for (uint32_t i = 0; i < context->token_count; i++) {
-        float *logit = &logits[ids[i]];
-        if (s->counts[ids[i]]++ == 0)
-            *logit = *logit > 0 ? *logit / p->repetition_penalty : *logit * p->repetition_penalty;
-    }
-    for (uint32_t i = 0; i < context->token_count; i++)
-        s->counts[ids[i]] = 0;
 }
 
 void kva_sampler_process_logits(struct kva_sampler *s, float *logits,

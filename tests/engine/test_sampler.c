@@ -175,6 +175,11 @@ static void test_sampler__penalties_follow_their_formulas(void **state KVA_UNUSE
     assert_int_equal(draw_at(&p, logits, ids, 1, 4).token, 4);
     logits[4] = 2.89f;
     assert_int_equal(draw_at(&p, logits, ids, 1, 4).token, 2);
+    p.repetition_penalty = 2; /* before the others, 2: 3.9 / 2 - 2 * 0.5 = 0.95, 3: 3 / 2 - 0.5 */
+    logits[4] = 1.01f;
+    assert_int_equal(draw_at(&p, logits, ids, 1, 4).token, 4);
+    logits[4] = 0.99f;
+    assert_int_equal(draw_at(&p, logits, ids, 1, 4).token, 3);
 }
 
 static void test_sampler__constraints(void **state KVA_UNUSED)
