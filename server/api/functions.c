@@ -84,9 +84,7 @@ enum kva_status kva_api_lift_message(struct kva_api_parser *p, cJSON *message, c
     const cJSON *call = cJSON_GetObjectItemCaseSensitive(message, "function_call");
     const cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
     bool lifted = true;
-    if (cJSON_IsNull(call)) {
-        cJSON_DeleteItemFromObjectCaseSensitive(message, "function_call");
-    } else if (call && (!cJSON_IsObject(call) || (calls && !cJSON_IsNull(calls)))) {
+    if (call && (!cJSON_IsObject(call) || calls)) {
         char member[KVA_ERR_PARAM_MAX];
         snprintf(member, sizeof(member), "%.40s.function_call", place);
         return kva_fail_param(p->err, KVA_EINVAL, member,

@@ -242,7 +242,7 @@ static enum kva_status parse_tool_calls(struct kva_api_parser *p, cJSON *message
     char place[KVA_ERR_PARAM_MAX];
     uint32_t number = 0;
     snprintf(place, sizeof(place), "%s[%u].tool_calls", p->call->prompt_field, origin(p, index));
-    if (calls && !cJSON_IsNull(calls) && !cJSON_IsArray(calls))
+    if (calls && !cJSON_IsArray(calls))
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an array, not %s.", place,
                               kva_api_type_name(calls));
     if (!calls || !calls->child) {
@@ -260,17 +260,22 @@ static enum kva_status parse_tool_calls(struct kva_api_parser *p, cJSON *message
 }
 
 /* An assistant's message may have tool calls or a refusal in place of content, and a function may
- * give nothing: that is empty then, not the word that Jinja has for null. */
-static enum kva_status empty_content(struct kva_api_parser *p, cJSON *message, bool is_there)
+ * give nothing: that is empty then. */
+static enum kva_status empty_content(struct kva_api_parser *p, cJSON *message)
 {
-    cJSON *empty = cJSON_CreateString("");
-    bool done =
-        empty && (is_there ? cJSON_ReplaceItemInObjectCaseSensitive(message, "content", empty)
-                           : cJSON_AddItemToObject(message, "content", empty));
-    if (done)
+    if (cJSON_AddStringToObject(message, "content", ""))
         return KVA_OK;
-    cJSON_Delete(empty);
     return kva_fail_param(p->err, KVA_ENOMEM, "messages", "Out of memory.");
+}
+
+/* Null is the same as absent, as it is for fields: templates ask whether a member is there. */
+static void drop_nulls(cJSON *message)
+{
+    for (cJSON *member = message->child, *next; member; member = next) {
+        next = member->next;
+        if (cJSON_IsNull(member))
+            cJSON_Delete(cJSON_DetachItemViaPointer(message, member));
+    }
 }
 
 static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, uint32_t index)
@@ -284,6 +289,7 @@ static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, u
     if (status != KVA_OK)
         return status;
     const char *role = cJSON_GetObjectItemCaseSensitive(message, "role")->valuestring;
+    drop_nulls(message);
     bool may_lack = strcmp(role, "assistant") == 0 || strcmp(role, "function") == 0;
     status = kva_api_lift_message(p, message, place); /* which may change the role */
     if (status != KVA_OK)
@@ -296,8 +302,8 @@ static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, u
         return flatten_content(p, message, content, index);
     if (cJSON_IsString(content))
         return KVA_OK;
-    if (may_lack && (!content || cJSON_IsNull(content)))
-        return empty_content(p, message, content != NULL);
+    if (may_lack && !content)
+        return empty_content(p, message);
     snprintf(place, sizeof(place), "%s[%u].content", p->call->prompt_field, origin(p, index));
     return kva_fail_param(p->err, KVA_EINVAL, place,
                           "'%s' must be a string or an array of text parts.", place);

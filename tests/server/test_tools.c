@@ -383,6 +383,27 @@ static void test_tools__no_calls_in_the_history_are_none(void **state)
     cJSON_Delete(json);
 }
 
+/* Clients send members that they do not use as null. */
+static void test_messages__null_is_absent(void **state)
+{
+    static const char source[] =
+        "{% for m in messages %}{% for k in m|sort %}{{ k }}={{ m[k] }},{% endfor %};{% endfor %}";
+    int status;
+    (void)state;
+    fixture_stop(&f);
+    fixture_init_template(&f, source);
+    fixture_start(&f);
+    cJSON *json = client_post_json(
+        f.port, "/v1/chat/completions",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"name\":null},"
+        "{\"content\":null,\"role\":\"assistant\",\"tool_calls\":null,\"function_call\":null,"
+        "\"refusal\":null,\"reasoning_content\":null}]}",
+        &status);
+    assert_int_equal(status, 200);
+    expect(json, "choices.0.message.content", "content=a,role=user,;content=,role=assistant,;");
+    cJSON_Delete(json);
+}
+
 #define CLAUDE_TOOLS "\"tools\":[{\"name\":\"add\",\"input_schema\":{\"type\":\"object\"}}]"
 
 /* One block is open at a time, in the order of the reply: clients take the last one that began to be
@@ -554,6 +575,7 @@ int main(void)
         cmocka_unit_test(test_reasoning__that_was_begun_goes_on),
         cmocka_unit_test(test_functions__the_history_is_that_of_tools),
         cmocka_unit_test(test_final__is_cut_where_it_ends),
+        cmocka_unit_test(test_messages__null_is_absent),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
