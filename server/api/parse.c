@@ -102,6 +102,7 @@ static enum kva_status parse_top_k(struct kva_api_parser *p, const char *name, c
     return status;
 }
 
+/* -1 asks for a random one, as with vLLM and llama-server. */
 static enum kva_status parse_seed(struct kva_api_parser *p, const char *name, const cJSON *value)
 {
     int64_t whole;
@@ -109,7 +110,7 @@ static enum kva_status parse_seed(struct kva_api_parser *p, const char *name, co
         kva_api_read_whole(p, name, value, -9223372036854775808.0, 9223372036854775808.0, &whole);
     if (status == KVA_OK) {
         p->call->sampling.seed = (uint64_t)whole;
-        p->call->has_seed = true;
+        p->call->has_seed = whole != -1;
     }
     return status;
 }

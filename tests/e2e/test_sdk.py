@@ -194,8 +194,10 @@ def test_seed__makes_draws_repeatable(client):
     assert complete(client, seed=42, **fields).choices[0].token_ids == first
     others = {tuple(complete(client, seed=s, **fields).choices[0].token_ids) for s in range(5)}
     assert len(others) > 1
-    unseeded = {tuple(complete(client, **fields).choices[0].token_ids) for _ in range(4)}
-    assert len(unseeded) > 1, "without a seed every request draws anew"
+    for none in ({}, {"seed": -1}):
+        unseeded = {tuple(complete(client, **none, **fields).choices[0].token_ids)
+                    for _ in range(4)}
+        assert len(unseeded) > 1, "without a seed every request draws anew"
 
 
 def test_best_of__returns_the_most_probable(client):
