@@ -109,7 +109,8 @@ enum kva_status kva_api_parse_include(struct kva_api_parser *p, const char *name
 /* Once all fields are read: the input becomes messages. */
 enum kva_status kva_api_read_input(struct kva_api_parser *p);
 /* Before rendering: what is stored of the conversation, and the instructions before it. */
-KVA_MUST_CHECK enum kva_status kva_api_open_conversation(struct kva_api_call *call,
+KVA_MUST_CHECK enum kva_status kva_api_open_conversation(const struct kva_api_config *config,
+                                                         struct kva_api_call *call,
                                                          struct kva_err *err);
 
 /* Anthropic's Messages API: messages.c. */

@@ -511,7 +511,7 @@ enum kva_status kva_api_prepare(const struct kva_api_config *config, struct kva_
 {
     enum kva_status status = KVA_OK;
     if (call->face == KVA_FACE_RESPONSES)
-        status = kva_api_open_conversation(call, err);
+        status = kva_api_open_conversation(config, call, err);
     if (status == KVA_OK)
         status = kva_api_tokenize(config, call, err);
     if (status != KVA_OK)

@@ -419,13 +419,17 @@ enum kva_status kva_api_continue(const struct kva_api_config *config, struct kva
     return status ? status : kva_fail_param(err, KVA_ENOMEM, "input", "Out of memory for 'input'.");
 }
 
-enum kva_status kva_api_open_conversation(struct kva_api_call *call, struct kva_err *err)
+enum kva_status kva_api_open_conversation(const struct kva_api_config *config,
+                                          struct kva_api_call *call, struct kva_err *err)
 {
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(call->json, "messages");
     if (call->store) {
-        char *text = cJSON_PrintUnformatted(messages);
-        call->conversation = text ? kva_arena_strndup(&call->arena, text, strlen(text)) : NULL;
-        free(text);
+        struct kva_buf text;
+        kva_buf_init(&text, config->limits.arena_bytes_max);
+        kva_reply_put_json(&text, messages);
+        call->conversation =
+            text.failed ? NULL : kva_arena_strndup(&call->arena, text.data, text.length);
+        kva_buf_finish(&text);
         if (!call->conversation)
             return kva_fail_param(err, KVA_ENOMEM, "input", "Out of memory for 'input'.");
     }

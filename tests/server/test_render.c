@@ -171,6 +171,49 @@ static void test_render__arguments_of_tool_calls_are_parsed(void **state)
     fixture_stop(&f);
 }
 
+#define NUMBERS "1.0,-0.0,1e2,1234567890123456789,9007199254740993"
+
+/* Also where calls are told as text, or to a template that takes arguments as text. */
+static void test_render__numbers_of_calls_stay_as_they_are(void **state)
+{
+    (void)state;
+    start_with("{% for m in messages %}{{ m.content }}{% endfor %}");
+    expect_rendering(CALL("{\"a\":[" NUMBERS "]}"),
+                     "{\"name\": \"f\", \"arguments\": {\"a\":[" NUMBERS "]}}");
+    fixture_stop(&f);
+    start_with("{% for m in messages %}{% for t in m.tool_calls or [] %}{{ t.function.name + ':' + "
+               "t.function.arguments }}{% endfor %}{% endfor %}");
+    expect_rendering(CALL("{\"a\":[" NUMBERS ",\"\",{\"b\":null}]}"),
+                     "f:{\"a\":[" NUMBERS ",\"\",{\"b\":null}]}");
+    fixture_stop(&f);
+}
+
+/* Also in a conversation that was stored twice. */
+static void test_render__numbers_of_calls_stay_in_conversations(void **state)
+{
+    char body[1024], id[128] = "";
+    (void)state;
+    start_with("{% for m in messages %}{% for t in m.tool_calls or [] %}"
+               "{{ t.function.arguments.a|tojson }}{% endfor %}{% endfor %}{# tool #}");
+    for (int i = 0; i < 3; i++) {
+        int status;
+        snprintf(body, sizeof(body), "{\"max_output_tokens\":200,\"input\":[%s],%s%s%s}",
+                 i ? "{\"role\":\"user\",\"content\":\"b\"}"
+                   : "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\","
+                     "\"arguments\":\"{\\\"a\\\":[1.0,1234567890123456789]}\"},"
+                     "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"\"}",
+                 i ? "\"previous_response_id\":\"" : "\"store\":true", id, i ? "\"" : "");
+        cJSON *json = client_post_json(f.port, "/v1/responses", body, &status);
+        if (status != 200 ||
+            strcmp(json_text(json, "output.0.content.0.text"), "[1.0, 1234567890123456789]") != 0)
+            fail_msg("%s: %d '%s' '%s'", body, status, json_text(json, "error.message"),
+                     json_text(json, "output.0.content.0.text"));
+        snprintf(id, sizeof(id), "%s", json_text(json, "id"));
+        cJSON_Delete(json);
+    }
+    fixture_stop(&f);
+}
+
 static void test_render__reserved_names_are_refused(void **state)
 {
     (void)state;
@@ -200,6 +243,8 @@ int main(void)
         cmocka_unit_test(test_render__null_content_is_empty),
         cmocka_unit_test(test_render__a_limit_is_the_clients_error_and_counted),
         cmocka_unit_test(test_render__arguments_of_tool_calls_are_parsed),
+        cmocka_unit_test(test_render__numbers_of_calls_stay_as_they_are),
+        cmocka_unit_test(test_render__numbers_of_calls_stay_in_conversations),
         cmocka_unit_test(test_render__reserved_names_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

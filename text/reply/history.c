@@ -2,7 +2,6 @@
  * their own. */
 #include "text/reply/internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* --- as text --------------------------------------------------------------------------------- */
@@ -61,16 +60,18 @@ static bool tell_history(cJSON *messages, enum kva_reply_style style, size_t byt
 /* --- in the template's form ------------------------------------------------------------------ */
 
 /* Every one as text, as the model would have written it. */
-static bool print_arguments(const cJSON *calls)
+static bool print_arguments(const cJSON *calls, size_t bytes_max)
 {
     for (const cJSON *call = calls->child; call; call = call->next) {
         cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
         const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(function, "arguments");
         if (!arguments || cJSON_IsString(arguments))
             continue;
-        char *text = cJSON_PrintUnformatted(arguments);
-        cJSON *string = text ? cJSON_CreateString(text) : NULL;
-        free(text);
+        struct kva_buf text;
+        kva_buf_init(&text, bytes_max);
+        kva_reply_put_json(&text, arguments);
+        cJSON *string = text.failed ? NULL : cJSON_CreateString(text.data);
+        kva_buf_finish(&text);
         if (!string || !cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments", string)) {
             cJSON_Delete(string);
             return false;
@@ -120,7 +121,7 @@ bool kva_reply_shape_history(cJSON *messages, const struct kva_reply_history *hi
         const cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
         if (!cJSON_IsArray(calls))
             continue;
-        told = !history->arguments_as_text || print_arguments(calls);
+        told = !history->arguments_as_text || print_arguments(calls, bytes_max);
         if (told && history->none_beside_calls)
             told = part_content(messages, message);
     }

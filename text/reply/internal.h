@@ -36,7 +36,6 @@ extern const struct kva_reply_syntax kva_reply_syntaxes[KVA_REPLY_STYLE_COUNT]; 
 bool kva_reply_put_content(cJSON *message, cJSON *content);
 bool kva_reply_set_content(cJSON *message, const char *text);         /* NULL: "" */
 const char *kva_reply_member(const cJSON *message, const char *name); /* "": it is no string */
-void kva_reply_put_json(struct kva_buf *out, const cJSON *value);     /* NULL: {} */
 
 static inline bool kva_reply_is_space(char c)
 {

@@ -123,6 +123,10 @@ bool kva_reply_failed(const struct kva_reply *reply); /* out of memory, or over 
 bool kva_reply_has_no_memory(const struct kva_reply *reply); /* failed, the former */
 size_t kva_reply_held(const struct kva_reply *reply);        /* bytes that are held back */
 
+/* JSON as text, without white space; its numbers as they were written, where that has been kept
+ * (server/api/json.h). NULL: {}. */
+void kva_reply_put_json(struct kva_buf *out, const cJSON *value);
+
 /* --- grammars -------------------------------------------------------------------------------- */
 
 struct kva_reply_function {

@@ -1,7 +1,6 @@
 /* tools.c - telling functions to a model whose chat template has no place for them. */
 #include "text/reply/internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* --- messages -------------------------------------------------------------------------------- */
@@ -26,13 +25,6 @@ const char *kva_reply_member(const cJSON *message, const char *name)
 {
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(message, name);
     return cJSON_IsString(value) ? value->valuestring : "";
-}
-
-void kva_reply_put_json(struct kva_buf *out, const cJSON *value)
-{
-    char *text = value ? cJSON_PrintUnformatted(value) : NULL;
-    kva_buf_puts(out, text ? text : "{}");
-    free(text);
 }
 
 void kva_reply_rename_developers(cJSON *messages)
