@@ -182,7 +182,7 @@ static bool is_plain(const struct kva_kv_rows *rows)
              (range->rows && range->rows->slots > KVA_ATTEND_SPLIT_TOKENS)))
             return false;
     }
-    return !kva_kv_selects_now(rows) && !kva_kv_selects_apart(rows);
+    return !kva_kv_selects_now(rows);
 }
 
 /* Begins branches: false, the device has none now, or a layer's calls wait for each other. */
@@ -320,7 +320,7 @@ static bool always(const struct kva_kv_rows *rows KVA_UNUSED)
 }
 
 /* Rows that select for the next step from pages of which some attend whole in this one: in a
- * reading of its own. What attention writes on the way is overwritten when all attend. Such a page
+ * reading of its own, behind that of all: what attention writes on the way is nobody's. Such a page
  * counts twice in the sum that probabilities are divided by, which makes the shares of all tokens
  * smaller alike, in each head. */
 static void select_apart(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
@@ -519,11 +519,11 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
         kva_kv_layer_choose(kv, pass, layer);
     if (observer)
         observe(fw, observer, pass, layer, false);
-    select_apart(fw, pass, layer);
     kinds[KVA_RANGE_LOWBIT] = read_lowbit(fw, pass, layer, &to_attend);
     kva_device_join(fw->device);
     merge(fw, pass, rows, kinds);
     tell_parts(fw, pass, layer, kinds);
+    select_apart(fw, pass, layer);
     if (observer)
         observe(fw, observer, pass, layer, true);
 }

@@ -273,6 +273,7 @@ static void run_apart(struct kva_forward *fw, const struct kva_lowbit_call *call
         attend_turn(fw, call, turn);
         if (turn->select_count == 0)
             continue;
+        kva_device_join(fw->device); /* weighing takes the results of all branches */
         const enum kva_queue queue = goes_aside(call, turn) ? KVA_QUEUE_ASIDE : KVA_QUEUE_COMPUTE;
         if (queue == KVA_QUEUE_ASIDE)
             kva_kv_order_aside(fw->params.kv);

@@ -203,7 +203,8 @@ void kva_device_step_end(struct kva_device *device);
  * reads what they write. The first call forks, join puts behind all branches what follows; neither
  * queues nor events know of branches, so nothing is recorded in between, and what is waited for is
  * waited for by branch 0. False: nothing runs side by side now, and the order is that of the calls.
- * Results do not change. */
+ * Results do not change. For attention (attend, attend_lowbit, attend_rows) and what is a kernel
+ * without scratch memory, such as gather. */
 #define KVA_BRANCHES 3u
 bool kva_device_branch(struct kva_device *device, uint32_t branch);
 void kva_device_join(struct kva_device *device);

@@ -199,7 +199,8 @@ bool kva_cuda_spare_drop(struct kva_device *device);
 /* The NUMA node of a GPU, where pinned memory is to be; -1: unknown. */
 int kva_cuda_numa_node(int index);
 
-/* What a call may have of scratch memory: all of it, or, between branches, its branch's part. */
+/* What a call may have of scratch memory: all of it; between branches the first two have half of it
+ * each, a third nothing. */
 struct kva_cuda_scratch {
     void *data;
     size_t bytes;
@@ -207,14 +208,11 @@ struct kva_cuda_scratch {
 
 static inline struct kva_cuda_scratch kva_cuda_scratch(const struct kva_device *device)
 {
-    const size_t part = KVA_CUDA_SCRATCH_BYTES / (2 * KVA_CUDA_LANES);
+    const size_t half = KVA_CUDA_SCRATCH_BYTES / 2;
     if (!device->forked)
         return {device->scratch, KVA_CUDA_SCRATCH_BYTES};
-    if (device->branch == 0)
-        return {device->scratch, KVA_CUDA_SCRATCH_BYTES / 2};
-    return {static_cast<unsigned char *>(device->scratch) + KVA_CUDA_SCRATCH_BYTES / 2 +
-                (device->branch - 1) * part,
-            part};
+    return {static_cast<unsigned char *>(device->scratch) + (device->branch > 0 ? half : 0),
+            device->branch < 2 ? half : 0};
 }
 
 /* --- order: events.cu ------------------------------------------------------------------------- */

@@ -110,30 +110,36 @@ void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *ar
 #define BESIDE_ROWS  64u
 #define BESIDE_BYTES ((size_t)16 << 20)
 
-static bool go_beside(const struct kva_linear_group_args *args)
+static bool go_beside(const struct kva_linear_args *products, uint32_t count)
 {
-    bool beside = args->products->rows <= BESIDE_ROWS;
-    for (uint32_t i = 0; i < args->count; i++) {
-        const struct kva_linear_args *product = &args->products[i];
-        const size_t count = static_cast<size_t>(product->weight.rows) * product->weight.cols;
+    bool beside = products->rows <= BESIDE_ROWS;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kva_linear_args *product = &products[i];
+        const size_t weights = static_cast<size_t>(product->weight.rows) * product->weight.cols;
         beside = beside && !kva_dtype_is_packed(product->weight.dtype) && !product->accumulate &&
-                 (i == 0 || (!product->bias.data && count * sizeof(uint16_t) <= BESIDE_BYTES));
+                 (i == 0 || (!product->bias.data && weights * sizeof(uint16_t) <= BESIDE_BYTES));
     }
     return beside;
 }
 
-void kva_cuda_linear_group(struct kva_device *device, const struct kva_linear_group_args *args)
+/* Products of the same rows, side by side where that is worth it. */
+static void run_beside(struct kva_device *device, const struct kva_linear_args *products,
+                       uint32_t count)
 {
-    if (args->products->rows == 0 || !kva_cuda_enter(device) ||
-        run_few(device, args->products, args->count))
-        return;
-    const bool beside = go_beside(args);
-    for (uint32_t i = 0; i < args->count; i++) {
+    const bool beside = go_beside(products, count);
+    for (uint32_t i = 0; i < count; i++) {
         if (beside)
             (void)kva_cuda_step_branch(device, i);
-        kva_cuda_linear(device, &args->products[i]);
+        kva_cuda_linear(device, &products[i]);
     }
     kva_cuda_step_join(device);
+}
+
+void kva_cuda_linear_group(struct kva_device *device, const struct kva_linear_group_args *args)
+{
+    if (args->products->rows > 0 && kva_cuda_enter(device) &&
+        !run_few(device, args->products, args->count))
+        run_beside(device, args->products, args->count);
 }
 
 void kva_cuda_linear_glu(struct kva_device *device, const struct kva_linear_glu_args *args)
@@ -141,8 +147,8 @@ void kva_cuda_linear_glu(struct kva_device *device, const struct kva_linear_glu_
     if (args->gate.rows == 0 || !kva_cuda_enter(device) || kva_cuda_linear_few_glu(device, args) ||
         kva_cuda_linear_packed_glu(device, args))
         return;
-    kva_cuda_linear(device, &args->gate);
-    kva_cuda_linear(device, &args->up);
+    const struct kva_linear_args products[] = {args->gate, args->up};
+    run_beside(device, products, KVA_COUNT_OF(products));
     const struct kva_glu_args glu = {args->gate.out,  args->gate.out,         args->up.out,
                                      args->gate.rows, args->gate.weight.rows, args->activation};
     kva_cuda_glu(device, &glu);

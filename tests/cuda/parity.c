@@ -328,29 +328,31 @@ static void fill_run(struct run *run, const struct kva_model *model, uint64_t se
 }
 
 /* What is compared: every policy, KIVI with more bits of values than of keys, SpeCache by its other
- * predictors, and InfiniGen by a prompt's own columns, and by whole planes. */
+ * predictors, Q-Hitter with rows as they are, and InfiniGen by a prompt's own columns, and by whole
+ * planes. */
 static const struct variant {
     const char *name; /* NULL: the policy's */
     enum kva_kv_policy_id policy;
     enum kva_kv_predictor predictor;
+    enum kva_kv_coding coding;
     enum kva_kv_columns columns;
     bool planes;
     uint32_t value_bits;
 } variants[] = {
-    {NULL, KVA_KV_FULL, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 0},
-    {NULL, KVA_KV_OFFLOAD, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 0},
-    {NULL, KVA_KV_STREAMING, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 0},
-    {NULL, KVA_KV_KIVI, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 0},
-    {"kivi 1, values of 2", KVA_KV_KIVI, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 2},
-    {NULL, KVA_KV_SPECACHE, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 0},
-    {"specache prev-query", KVA_KV_SPECACHE, KVA_PREDICT_PREV_QUERY, KVA_COLUMNS_STATIC, false, 0},
-    {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC, KVA_COLUMNS_STATIC, false, 0},
-    {NULL, KVA_KV_H2O, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 0},
-    {NULL, KVA_KV_QHITTER, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 0},
-    {NULL, KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false, 0},
-    {"infinigen, own columns", KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_PROMPT, false,
-     0},
-    {"infinigen, planes", KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, true, 0},
+    {.policy = KVA_KV_FULL},
+    {.policy = KVA_KV_OFFLOAD},
+    {.policy = KVA_KV_STREAMING},
+    {.policy = KVA_KV_KIVI},
+    {"kivi 1, values of 2", .policy = KVA_KV_KIVI, .value_bits = 2},
+    {.policy = KVA_KV_SPECACHE},
+    {"specache prev-query", .policy = KVA_KV_SPECACHE, .predictor = KVA_PREDICT_PREV_QUERY},
+    {"specache sync", .policy = KVA_KV_SPECACHE, .predictor = KVA_PREDICT_SYNC},
+    {.policy = KVA_KV_H2O},
+    {.policy = KVA_KV_QHITTER},
+    {"q-hitter, plain", .policy = KVA_KV_QHITTER, .coding = KVA_KV_CODING_PLAIN},
+    {.policy = KVA_KV_INFINIGEN},
+    {"infinigen, own columns", .policy = KVA_KV_INFINIGEN, .columns = KVA_COLUMNS_PROMPT},
+    {"infinigen, planes", .policy = KVA_KV_INFINIGEN, .planes = true},
 };
 
 /* A slot of a store has no place in a sliding window, and a part of a query no norm: such models are
@@ -441,6 +443,7 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
         run->kv = kva_kv_spec_default(variant->policy);
         run->kv.predictor = variant->predictor;
         run->kv.columns = variant->columns;
+        run->kv.coding = variant->coding;
         run->kv.value_bits = variant->value_bits;
         run->kv.bits = variant->value_bits ? 1 : run->kv.bits;
         run->kv.min_tokens = 0; /* low bits from the first page on */
