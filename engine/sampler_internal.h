@@ -18,8 +18,8 @@ struct kva_sampler {
     float *listed; /* [vocab_size] those of a list, at their tokens; the others mean nothing */
 };
 
-/* Bad words, stop ids before min_tokens, logit bias, repetition, and the other penalties, in this order. Nothing but the
- * tokens of kva_sampler_affected_tokens changes. */
+/* Bad words, stop ids before min_tokens, logit bias, repetition, and the other penalties, in this
+ * order. Nothing but the tokens of kva_sampler_affected_tokens changes. */
 void kva_sampler_process_logits(struct kva_sampler *s, float *logits,
                                 const struct kva_sampler_context *context);
 
