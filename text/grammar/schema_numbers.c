@@ -17,11 +17,11 @@ static cJSON *get(const cJSON *schema, const char *name)
 /* The decimal of six places at a bound, or the next one within, in millionths. */
 static double decimal_within(double bound, bool excluded, int within)
 {
-    double scaled = bound * 1e6, near = nearbyint(scaled);
-    bool there = fabs(near - scaled) <= fabs(scaled) * 1e-14;
-    if (!there)
-        return within > 0 ? ceil(scaled) : floor(scaled);
-    return excluded ? near + within : near;
+    char text[400];
+    snprintf(text, sizeof(text), "%.6f", bound);
+    double decimal = strtod(text, NULL), near = nearbyint(decimal * 1e6);
+    bool outside = decimal == bound ? excluded : (bound - decimal) * within > 0;
+    return outside ? near + within : near;
 }
 
 /* The tighter one of two bounds, of which either may be absent. */

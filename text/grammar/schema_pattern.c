@@ -154,6 +154,15 @@ static void put_set(struct kva_buf *out, char set)
     }
 }
 
+/* A unit of a class, where a caret that has come to the front would mean the opposite. */
+static void put_member(struct kva_buf *out, const struct unit *unit)
+{
+    if (is_character(unit) && unit->code == '^')
+        put_code(out, unit->code);
+    else
+        put_unit(out, unit);
+}
+
 /* One item of a class. */
 static void put_item(struct kva_buf *out, const char **at, bool negated)
 {
@@ -170,13 +179,13 @@ static void put_item(struct kva_buf *out, const char **at, bool negated)
     } else if (range && !negated && reaches_escapes(low.code, high.code)) {
         put_range(out, low.code, high.code);
     } else if (range) {
-        put_unit(out, &low);
+        put_member(out, &low);
         kva_buf_putc(out, '-');
-        put_unit(out, &high);
+        put_member(out, &high);
     } else if (is_character(&low) && low.code == '-') {
         kva_buf_puts(out, "\\-");
     } else if (negated || low.other || !has_escape(low.code)) {
-        put_unit(out, &low);
+        put_member(out, &low);
     }
 }
 
@@ -206,12 +215,18 @@ static bool leave_out(struct kva_buf *out, const char **at)
 }
 
 /* The end of a group. One that may be absent has an empty alternative: (a+b)?c is "ac" to the library,
- * but (a+b|)c is not. */
+ * but (a+b|)c is not. Nor does it know where one ends that repeats without an end: (ab+|c){1,} is "ccb"
+ * to it, but (ab+|c)+ is not. */
 static void put_group_end(struct kva_buf *out, const char **at)
 {
     unsigned most = 0;
     int length = 0;
     bool maybe = **at == '?';
+    if (strncmp(*at, "{0,}", 4) == 0 || strncmp(*at, "{1,}", 4) == 0) {
+        kva_buf_printf(out, ")%c", (*at)[1] == '0' ? '*' : '+');
+        *at += 4;
+        return;
+    }
     bool some = !maybe && sscanf(*at, "{0,%9u}%n", &most, &length) == 1 && length > 0 && most > 0;
     kva_buf_puts(out, maybe || some ? "|)" : ")");
     if (some)
@@ -246,12 +261,19 @@ static bool put_next(struct kva_buf *out, const char **at, bool first_way)
     return true;
 }
 
+/* Whether the first way would be wrong: much is repeated, or a group without an end, more often than
+ * put_group_end can say. */
 static bool repeats_much(const char *pattern)
 {
     for (const char *at = strchr(pattern, '{'); at; at = strchr(at + 1, '{')) {
+        const size_t before = (size_t)(at - pattern);
+        const bool code = before > 1 && at[-2] == '\\' && (at[-1] == 'u' || at[-1] == 'x');
         char *end = NULL;
-        bool much = strtoul(at + 1, &end, 10) > REPEATS_MAX;
-        if (much || (*end == ',' && strtoul(end + 1, NULL, 10) > REPEATS_MAX))
+        const unsigned long least = strtoul(at + 1, &end, 10);
+        if (code || end == at + 1)
+            continue;
+        if (least > REPEATS_MAX || (*end == ',' && strtoul(end + 1, NULL, 10) > REPEATS_MAX) ||
+            (least > 1 && before > 0 && at[-1] == ')' && strncmp(end, ",}", 2) == 0))
             return true;
     }
     return false;

@@ -76,12 +76,13 @@ static bool has_type(const cJSON *schema, const char *name)
     return false;
 }
 
-/* What a value is held against. */
+/* What the values of a call are held against. */
 struct known {
     const cJSON *root;
     uint32_t left; /* schemas that are still looked at: references may go round */
 };
-#define SCHEMAS_MAX 256u
+#define SCHEMAS_MAX    1024u
+#define REFERENCES_MAX 16u /* one behind the other */
 
 static const cJSON *find_reference(const cJSON *root, const char *reference)
 {
@@ -92,14 +93,16 @@ static const cJSON *find_reference(const cJSON *root, const char *reference)
         snprintf(part, sizeof(part), "%.*s", (int)kva_min_size(length, sizeof(part) - 1), name);
         at = length < sizeof(part) ? get(at, part) : NULL;
         name += length;
+        if (at && *name == '\0')
+            return at;
     }
-    return at;
+    return strcmp(reference, "#") == 0 ? root : NULL; /* the names of anchors are not known */
 }
 
 /* The schema that says something: behind references, and the only one of `allOf`. */
 static const cJSON *resolve(struct known *known, const cJSON *schema)
 {
-    for (; known->left > 0; known->left--) {
+    for (uint32_t i = 0; i < REFERENCES_MAX && known->left > 0; i++, known->left--) {
         const cJSON *reference = get(schema, "$ref"), *all = get(schema, "allOf");
         if (cJSON_IsString(reference))
             schema = find_reference(known->root, reference->valuestring);
@@ -176,13 +179,24 @@ static const char *python_word(struct span span)
 
 /* A string of which more is said than that it is one: grammars allow white space around it, which is
  * none of it. */
-static bool is_bounded(const cJSON *schema)
+static bool is_bounded(struct known *known, const cJSON *schema)
 {
-    static const char *const words[] = {"enum",      "const",     "pattern", "format",
-                                        "minLength", "maxLength", "anyOf",   "oneOf"};
+    static const char *const words[] = {"enum",   "const",     "pattern",
+                                        "format", "minLength", "maxLength"};
+    static const char *const choices[] = {"anyOf", "oneOf"};
     for (size_t i = 0; i < KVA_COUNT_OF(words); i++) {
         if (get(schema, words[i]))
             return true;
+    }
+    for (size_t i = 0; i < KVA_COUNT_OF(choices); i++) {
+        const cJSON *list = get(schema, choices[i]);
+        const cJSON *at = cJSON_IsArray(list) ? list->child : NULL;
+        for (; at && known->left > 0; at = at->next) {
+            known->left--;
+            const cJSON *choice = resolve(known, at);
+            if (allows(known, choice, "string") && is_bounded(known, choice))
+                return true;
+        }
     }
     return false;
 }
@@ -199,22 +213,21 @@ static bool is_string(struct known *known, const cJSON *schema, struct span bare
     return !words && allows(known, schema, "string");
 }
 
-static void put_value(struct kva_buf *out, struct span value, const cJSON *root,
+static void put_value(struct kva_buf *out, struct span value, struct known *known,
                       const cJSON *schema)
 {
     struct kva_json_limits limits;
-    struct known known = {root, SCHEMAS_MAX}, for_null = known;
     struct span bare = without_spaces(value);
     kva_json_limits_default(&limits);
-    schema = resolve(&known, schema);
-    bool string = is_string(&known, schema, bare);
-    bool null = is(bare, "null") && allows(&for_null, schema, "null");
+    schema = resolve(known, schema);
+    bool string = is_string(known, schema, bare);
+    bool null = is(bare, "null") && allows(known, schema, "null");
     const char *word = string ? NULL : python_word(bare);
     if (word)
         kva_buf_puts(out, word);
     else if (null || (!string && kva_json_check(bare.data, bare.length, &limits, NULL) == KVA_OK))
         kva_buf_append(out, bare.data, bare.length);
-    else if (is_bounded(schema))
+    else if (is_bounded(known, schema))
         kva_buf_json_string_plain(out, bare.data, bare.length);
     else
         kva_buf_json_string_plain(out, value.data, value.length);
@@ -293,7 +306,7 @@ bool kva_xml_put_arguments(const char *text, size_t length, const char *schema, 
         kva_buf_json_string_plain(out, key.data, key.length);
         kva_buf_puts(out, ": ");
         const cJSON *property = get(properties, name);
-        put_value(out, without_frame(value), tree,
+        put_value(out, without_frame(value), &known,
                   property ? property : get(object, "additionalProperties"));
     }
     kva_buf_putc(out, '}');

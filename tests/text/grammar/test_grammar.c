@@ -98,6 +98,9 @@ static void test_schema__what_is_not_enforced_is_refused_with_its_place(void **s
         {"{\"type\":\"number\",\"multipleOf\":2}", KVA_EUNSUPPORTED, "'#'", "'multipleOf'"},
         {"{\"items\":{\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":1e-7}}",
          KVA_EUNSUPPORTED, "'#/items'", "six decimals"},
+        {"{\"items\":{\"type\":\"number\",\"minimum\":0.30000000000000004,"
+         "\"maximum\":0.3000005}}",
+         KVA_EUNSUPPORTED, "'#/items'", "six decimals"},
         {"{\"type\":[\"number\",\"null\"],\"exclusiveMinimum\":3,\"exclusiveMaximum\":3.000001}",
          KVA_EUNSUPPORTED, "'#'", "six decimals"},
         {"{\"type\":\"string\",\"pattern\":\"a\",\"maxLength\":2}", KVA_EUNSUPPORTED, "'#'",
@@ -264,6 +267,13 @@ static void test_patterns__make_json(void **state KVA_UNUSED)
         {"^(?:a+b){0,2}c(?<d>d+e)??$", "c abc ababc cde", "ac abac abababc cd"},
         {"^(?:\\w+[ ,.]*){1,20}$", "a a,b", ", a\""},
         {"^[\\d\\-]{2}[^\\s-]{2}$", "1-ab", "1--b ab11"},
+        {"^[\"^]$", "^", "a \""},
+        {"^[\\\\^$.|?*+()]+$", "^ $(", "abc \\"},
+        {"^[\"^-z]+$", "^az", "A \""},
+        {"^(?:ab+|c){1,}$", "cab abbc", "ccb b"},
+        {"^(?:ab+|c){2,}$", "cab cc", "ccb c ccbc"},
+        {"^(?:[A-Z][a-z]+|\\d){0,}$", "5Ab", "55a5"},
+        {"^\\u{2014}(?:a+|b)?$", "\u2014 \u2014aa \u2014b", "a"},
     };
     for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
         struct kva_buf schema;

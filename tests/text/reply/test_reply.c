@@ -356,6 +356,7 @@ static void test_xml__values_follow_references(void **state KVA_UNUSED)
         "\"unit\":{\"$ref\":\"#/$defs/unit\"},"
         "\"note\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},"
         "\"more\":{\"properties\":{}},"
+        "\"named\":{\"$ref\":\"#unit\"},"
         "\"ring\":{\"$ref\":\"#/$defs/ring\"},\"loop\":{\"$ref\":\"#/$defs/loop\"}},"
         "\"additionalProperties\":{\"type\":\"integer\"}}",
         "{\"$ref\":\"#/$defs/all\",\"$defs\":{\"all\":{\"properties\":{\"a\":{\"type\":"
@@ -371,6 +372,9 @@ static void test_xml__values_follow_references(void **state KVA_UNUSED)
          "|call:get_weather|with:{\"unit\": \"C\", \"note\": null}|"},
         {XML("get_weather", PARAMETER("unit", "1") PARAMETER("note", "1")),
          "|call:get_weather|with:{\"unit\": 1, \"note\": \"1\"}|"},
+        {XML("get_weather", PARAMETER("note", "  a\n") PARAMETER("unit", " C ")),
+         "|call:get_weather|with:{\"note\": \"  a\\n\", \"unit\": \"C\"}|"},
+        {XML("get_weather", PARAMETER("named", "7")), "|call:get_weather|with:{\"named\": \"7\"}|"},
         {XML("get_weather", PARAMETER("other", "7")), "|call:get_weather|with:{\"other\": 7}|"},
         {XML("get_weather", PARAMETER("ring", "7") PARAMETER("loop", "7")),
          "|call:get_weather|with:{\"ring\": \"7\", \"loop\": \"7\"}|"},
