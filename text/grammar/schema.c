@@ -17,6 +17,7 @@
 struct walk {
     cJSON *root;
     bool xml;
+    uint32_t inside; /* so many arrays and objects */
     struct kva_err *err;
     char place[KVA_GRAMMAR_PLACE_MAX];
     size_t place_length;
@@ -211,7 +212,10 @@ static enum kva_status check_reference(struct walk *w, const char *reference)
     go_back(w, 0);
     if (strlen(reference) > 1)
         go_in(w, reference + 2);
+    const uint32_t inside = w->inside;
+    w->inside = inside == 1 ? 2 : inside; /* others may refer to it, from deeper inside */
     enum kva_status status = check(w, target);
+    w->inside = inside;
     if (!status) {
         memcpy(w->place, place, sizeof(place));
         w->place_length = length;
@@ -304,12 +308,12 @@ static enum kva_status mend_format(const struct walk *w, cJSON *schema)
     return KVA_OK;
 }
 
-/* *text, which belongs to the schema, becomes an expression for strings in JSON. Those in XML are as
- * they are. */
+/* *text, which belongs to the schema, becomes an expression for strings in JSON. Those that are XML's,
+ * right in the object that a call has, are as they are. */
 static enum kva_status mend_pattern(const struct walk *w, char **text)
 {
     char *written = NULL;
-    if (w->xml)
+    if (w->xml && w->inside < 2)
         return KVA_OK;
     bool good = kva_schema_write_pattern(*text, &written);
     if (!written)
@@ -375,10 +379,12 @@ static enum kva_status check_arrays(struct walk *w, cJSON *schema)
     enum kva_status status = mend_rest(w, schema, "unevaluatedItems", "items", false);
     const cJSON *prefix = get(schema, "prefixItems");
     cJSON *items = get(schema, "items");
+    w->inside++;
     if (!status && prefix)
         status = check_each(w, "prefixItems", prefix);
     if (!status && items && !is_false(items))
         status = check_in(w, "items", NULL, items);
+    w->inside--;
     return status;
 }
 
@@ -415,7 +421,7 @@ static enum kva_status check_names(const struct walk *w, cJSON *names)
                                    : refuse_word(w, KVA_EINVAL, "pattern", "must be a string");
 }
 
-static enum kva_status check_objects(struct walk *w, cJSON *schema)
+static enum kva_status check_members(struct walk *w, cJSON *schema)
 {
     const cJSON *properties = get(schema, "properties");
     const cJSON *patterns = get(schema, "patternProperties");
@@ -448,6 +454,14 @@ static enum kva_status check_objects(struct walk *w, cJSON *schema)
         status = check_each(w, "patternProperties", patterns);
     if (!status && rest && !is_false(rest))
         status = check_in(w, "additionalProperties", NULL, rest);
+    return status;
+}
+
+static enum kva_status check_objects(struct walk *w, cJSON *schema)
+{
+    w->inside++;
+    enum kva_status status = check_members(w, schema);
+    w->inside--;
     return status;
 }
 

@@ -132,6 +132,24 @@ static void test_xml__calls_are_what_they_must_be(void **state KVA_UNUSED)
     assert_false(allows(&rules, "Hello"));
 }
 
+/* A value right in a call is text, what is inside of one is JSON. */
+static void test_xml__patterns_are_of_text_or_of_json(void **state KVA_UNUSED)
+{
+    static const struct kva_reply_function tag[] = {
+        {.name = "tag",
+         .parameters = "{\"type\":\"object\",\"properties\":{"
+                       "\"name\":{\"type\":\"string\",\"pattern\":\"^\\\"[^\u00e9]+$\"},"
+                       "\"tags\":{\"type\":\"array\",\"items\":{\"type\":\"string\","
+                       "\"pattern\":\"^[^\u00e9]+$\"}}}}",
+         .strict = true}};
+    struct kva_reply_rules rules = rules_of(KVA_REPLY_XML);
+    rules.functions = tag;
+    rules.function_count = 1;
+    assert_true(allows(&rules, XML("tag", "<parameter=name>\n\"a\n</parameter>")));
+    assert_true(allows(&rules, XML("tag", "<parameter=tags>\n[\"a\", \"b\"]\n</parameter>")));
+    assert_false(allows(&rules, XML("tag", "<parameter=tags>\n[\"a\"b\"]\n</parameter>")));
+}
+
 static void test_required__there_is_nothing_but_calls(void **state KVA_UNUSED)
 {
     struct kva_reply_rules rules = rules_of(KVA_REPLY_HERMES);
@@ -290,6 +308,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_auto__text_is_free_and_calls_are_not),
         cmocka_unit_test(test_xml__calls_are_what_they_must_be),
+        cmocka_unit_test(test_xml__patterns_are_of_text_or_of_json),
         cmocka_unit_test(test_required__there_is_nothing_but_calls),
         cmocka_unit_test(test_required__in_every_style),
         cmocka_unit_test(test_auto__a_brace_is_a_call_of_a_strict_function),
