@@ -134,20 +134,22 @@ static void attend_behind_prefixes(struct kva_forward *fw, const struct kva_kv_p
 
 /* --- rows alone ------------------------------------------------------------------------------ */
 
-/* False: no sequence has such a range. */
-static bool attend_rows(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
+/* partials[ROWS] = the rows of the sequences' ranges of a kind, ROWS or LOWBIT; others have empty
+ * results. False: there are none. */
+static bool attend_rows(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
+                        enum kva_kv_range_kind kind)
 {
     bool any = false;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_ROWS);
+        const struct kva_kv_range *range = kva_kv_find_range(rows, kind);
         fw->rows_seqs[i] = (struct kva_rows_seq){
             .row_first = rows->row_first,
             .row_count = rows->row_count,
             .position_first = rows->position_first - rows->rolled,
             .rows = range ? range->rows : NULL,
         };
-        any |= range != NULL;
+        any |= range && range->rows;
     }
     if (any)
         kva_forward_attend_rows(fw, &(struct kva_rows_call){.kind = KVA_RANGE_ROWS,
@@ -195,26 +197,6 @@ static bool branch_off(struct kva_forward *fw, const struct kva_kv_pass *pass)
         any |= has_lowbit(&pass->rows[i]);
     }
     return any && kva_device_branch(fw->device, BRANCH_BLOCKS);
-}
-
-/* partials[ROWS] = the rows that replace tokens of low-bit pages; rows without have empty results. */
-static void attend_rows_beside(struct kva_forward *fw, const struct kva_kv_pass *pass,
-                               uint32_t layer)
-{
-    for (uint32_t i = 0; i < pass->rows_count; i++) {
-        const struct kva_kv_rows *rows = &pass->rows[i];
-        const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
-        fw->rows_seqs[i] = (struct kva_rows_seq){.row_first = rows->row_first,
-                                                 .row_count = rows->row_count,
-                                                 .position_first = rows->position_first,
-                                                 .rows = range ? range->rows : NULL};
-        fw->rows_beside |= range && range->rows;
-    }
-    if (fw->rows_beside)
-        kva_forward_attend_rows(fw, &(struct kva_rows_call){.kind = KVA_RANGE_ROWS,
-                                                            .seqs = fw->rows_seqs,
-                                                            .count = pass->rows_count,
-                                                            .layer = layer});
 }
 
 /* --- results from elsewhere ------------------------------------------------------------------ */
@@ -510,11 +492,11 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
     attend_blocks(fw, pass, layer);
     if (beside) {
         (void)kva_device_branch(fw->device, BRANCH_ROWS);
-        attend_rows_beside(fw, pass, layer);
+        fw->rows_beside = attend_rows(fw, pass, layer, KVA_RANGE_LOWBIT);
         (void)kva_device_branch(fw->device, BRANCH_LOWBIT);
     }
     attend_behind_prefixes(fw, pass, layer);
-    kinds[KVA_RANGE_ROWS] = attend_rows(fw, pass, layer);
+    kinds[KVA_RANGE_ROWS] = attend_rows(fw, pass, layer, KVA_RANGE_ROWS);
     if (read_lowbit(fw, pass, layer, &to_select))
         kva_kv_layer_choose(kv, pass, layer);
     if (observer)
