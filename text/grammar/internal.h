@@ -3,6 +3,7 @@
 #define KVA_TEXT_GRAMMAR_INTERNAL_H
 
 #include "text/grammar/grammar.h"
+#include "text/grammar/reference.h"
 #include "text/grammar/xgrammar.h"
 
 #include <cjson/cJSON.h>
@@ -43,9 +44,6 @@ const struct kva_schema_word *kva_schema_word_find(const char *name);
 const char *kva_schema_value_lacks(enum kva_schema_value value, const cJSON *item);
 
 /* --- schema_apart.c -------------------------------------------------------------------------- */
-
-/* The schema that a reference ("#/$defs/a") names; NULL: none. */
-cJSON *kva_schema_find_reference(cJSON *root, const char *reference);
 
 /* Whether they are objects that all require a property which is one of other strings in each. */
 bool kva_schema_are_apart(cJSON *root, const cJSON *alternatives);

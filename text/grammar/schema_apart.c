@@ -13,28 +13,6 @@ static const cJSON *get(const cJSON *schema, const char *name)
     return cJSON_GetObjectItemCaseSensitive(schema, name);
 }
 
-cJSON *kva_schema_find_reference(cJSON *root, const char *reference)
-{
-    cJSON *at = root;
-    if (strcmp(reference, "#") == 0)
-        return at;
-    if (strncmp(reference, "#/", 2) != 0)
-        return NULL;
-    for (const char *name = reference + 2; at; name++) {
-        char part[256];
-        size_t length = strcspn(name, "/");
-        if (length == 0 || length >= sizeof(part) || !cJSON_IsObject(at))
-            return NULL;
-        memcpy(part, name, length);
-        part[length] = '\0';
-        at = cJSON_GetObjectItemCaseSensitive(at, part);
-        name += length;
-        if (*name == '\0')
-            return at;
-    }
-    return NULL;
-}
-
 static const cJSON *follow(cJSON *root, const cJSON *schema)
 {
     const cJSON *reference = get(schema, "$ref");

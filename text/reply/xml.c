@@ -1,6 +1,7 @@
 /* xml.c - a call in XML: <function=NAME><parameter=KEY>VALUE</parameter>...</function>, and the JSON that
  * its values stand for, which the function's schema says. */
 #include "base/json_check.h"
+#include "text/grammar/reference.h"
 #include "text/reply/internal.h"
 
 #include <stdio.h>
@@ -84,28 +85,13 @@ struct known {
 #define SCHEMAS_MAX    1024u
 #define REFERENCES_MAX 16u /* one behind the other */
 
-static const cJSON *find_reference(const cJSON *root, const char *reference)
-{
-    const cJSON *at = reference[0] == '#' ? root : NULL;
-    for (const char *name = reference + 1; at && *name == '/';) {
-        char part[256];
-        size_t length = strcspn(++name, "/");
-        snprintf(part, sizeof(part), "%.*s", (int)kva_min_size(length, sizeof(part) - 1), name);
-        at = length < sizeof(part) ? get(at, part) : NULL;
-        name += length;
-        if (at && *name == '\0')
-            return at;
-    }
-    return strcmp(reference, "#") == 0 ? root : NULL; /* the names of anchors are not known */
-}
-
 /* The schema that says something: behind references, and the only one of `allOf`. */
 static const cJSON *resolve(struct known *known, const cJSON *schema)
 {
     for (uint32_t i = 0; i < REFERENCES_MAX && known->left > 0; i++, known->left--) {
         const cJSON *reference = get(schema, "$ref"), *all = get(schema, "allOf");
         if (cJSON_IsString(reference))
-            schema = find_reference(known->root, reference->valuestring);
+            schema = kva_schema_find_reference(known->root, reference->valuestring);
         else if (cJSON_IsArray(all) && all->child && !all->child->next && !get(schema, "type"))
             schema = all->child;
         else
