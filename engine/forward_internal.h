@@ -53,11 +53,13 @@ struct kva_select_turn {
     struct kva_rows_seq *rows;
     struct kva_weigh_seq *weigh;
     struct kva_choose_seq *choose;
+    struct kva_lowbit_seq *selecting;   /* the entry of `low` that goes with one of weigh */
     const struct kva_kv_rows **weighed; /* whose entry of weigh it is */
     uint32_t count;
     uint32_t rows_count;
     uint32_t select_count; /* of `weigh` */
     uint32_t choose_count;
+    bool by_peaks; /* weighing and choosing are one */
 };
 
 /* Partial results that the rows of one sequence can have. */

@@ -213,12 +213,13 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     turn->rows = calloc(p->sequences_max, sizeof(*turn->rows));
     turn->weigh = calloc(p->sequences_max, sizeof(*turn->weigh));
     turn->choose = calloc(p->sequences_max, sizeof(*turn->choose));
+    turn->selecting = calloc(p->sequences_max, sizeof(*turn->selecting));
     turn->weighed = calloc(p->sequences_max, sizeof(struct kva_kv_rows *));
     if (!fw->ids || !fw->positions || !fw->rolled_positions || !fw->row_numbers || !fw->brought ||
         !fw->rehearsed_rows || !fw->rehearsed_positions || !fw->requests || !fw->row_blocks ||
         !fw->blocks || !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs ||
         !fw->low_rows || !fw->rows_seqs || !turn->low || !turn->rows || !turn->weigh ||
-        !turn->choose || !turn->weighed)
+        !turn->choose || !turn->selecting || !turn->weighed)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     for (uint32_t i = 0; i < p->rows_max; i++)
@@ -286,6 +287,7 @@ void kva_forward_destroy(struct kva_forward *fw)
     free(fw->turn.rows);
     free(fw->turn.weigh);
     free(fw->turn.choose);
+    free(fw->turn.selecting);
     free(fw->turn.weighed);
     free(fw);
 }

@@ -85,7 +85,7 @@ static void add_weights(struct kva_select_turn *turn, const struct kva_select_se
     };
 }
 
-/* Scores and weights of a selecting sequence go to `memory`. */
+/* What a selecting sequence keeps of its scores, and weights, go to `memory`. */
 static void add_selection(struct kva_select_turn *turn, const struct kva_forward *fw,
                           const struct kva_lowbit_call *call, const struct kva_select_seq *seq,
                           unsigned char *memory)
@@ -95,15 +95,21 @@ static void add_selection(struct kva_select_turn *turn, const struct kva_forward
     uint32_t end = seq->page_count * KVA_PAGE_TOKENS;
     uint32_t window = fw->config->layer_window[call->layer];
     uint32_t visible = window > 0 && position >= window ? position - window + 1 : 0;
-    float *scores = (float *)(void *)memory;
-    float *weights =
-        (float *)(void *)(memory + kva_attend_scores_bytes(fw->config->heads, seq->page_count));
-    turn->low[turn->count - 1].scores = scores;
+    const struct kva_model_config *c = fw->config;
+    struct kva_lowbit_seq *low = &turn->low[turn->count - 1];
+    float *kept = (float *)(void *)memory;
+    size_t kept_bytes = turn->by_peaks
+                            ? kva_attend_peaks_bytes(c->heads, c->kv_heads, seq->page_count)
+                            : kva_attend_scores_bytes(c->heads, seq->page_count);
+    float *weights = (float *)(void *)(memory + kept_bytes);
+    low->scores = turn->by_peaks ? NULL : kept;
+    low->peaks = turn->by_peaks ? kept : NULL;
+    turn->selecting[turn->select_count] = *low;
     turn->weigh[turn->select_count++] = (struct kva_weigh_seq){
         .row = seq->row_first + seq->select_row,
         .first = kva_min_u32(visible, end),
         .page_count = seq->page_count,
-        .scores = scores,
+        .scores = low->scores,
         .rows = seq->rows,
         .weights = weights,
         .gate = gate,
@@ -133,7 +139,9 @@ static void plan_turn(struct kva_select_turn *turn, const struct kva_forward *fw
         const uint32_t *gate = call->gated ? call->rows[i]->gate : NULL;
         float *weights = wanted_weights(call->rows[i]);
         size_t need = 0;
-        if (weights || selects(seq))
+        if (turn->by_peaks && selects(seq))
+            need = kva_attend_choose_bytes(c->heads, c->kv_heads, seq->page_count);
+        else if (weights || selects(seq))
             need = kva_attend_select_bytes(c->heads, c->kv_heads, seq->page_count);
         if (need > left)
             return;
@@ -202,17 +210,11 @@ static struct kva_choose_args choice(const struct kva_forward *fw, enum kva_queu
                                     .queue = queue};
 }
 
-/* Whether weighing and choosing are one: where the device does them in one, and nobody else wants
- * weights of the turn's. */
-static bool chooses_at_once(const struct kva_forward *fw)
-{
-    return fw->ops->weigh_choose && fw->turn.select_count == fw->turn.choose_count;
-}
-
 /* Weigh the turn's entries [first, end), whose rows are those from `row_first` on of the partial
  * results; and choose, if that is one. */
-static void weigh(struct kva_forward *fw, enum kva_queue queue, uint32_t first, uint32_t end,
-                  const struct kva_partial *partials, uint32_t partial_count, uint32_t row_first)
+static void weigh(struct kva_forward *fw, const struct kva_lowbit_call *call, enum kva_queue queue,
+                  uint32_t first, uint32_t end, const struct kva_partial *partials,
+                  uint32_t partial_count, uint32_t row_first)
 {
     struct kva_select_turn *turn = &fw->turn;
     const struct kva_model_config *c = fw->config;
@@ -234,9 +236,15 @@ static void weigh(struct kva_forward *fw, enum kva_queue queue, uint32_t first, 
         .queue = queue,
         .scale = c->attend_scale,
     };
-    if (chooses_at_once(fw))
-        fw->ops->weigh_choose(fw->device,
-                              &(struct kva_weigh_choose_args){args, choice(fw, queue, first, end)});
+    if (turn->by_peaks)
+        fw->ops->weigh_choose(fw->device, &(struct kva_weigh_choose_args){
+                                              .weigh = args,
+                                              .choose = choice(fw, queue, first, end),
+                                              .low = turn->selecting + first,
+                                              .blocks = fw->low_blocks,
+                                              .block_offset_bytes = call->like->low_offset_bytes,
+                                              .format = call->like->format,
+                                          });
     else
         fw->ops->weigh(fw->device, &args);
 }
@@ -248,12 +256,12 @@ static void weigh_turn(struct kva_forward *fw, const struct kva_lowbit_call *cal
     struct kva_partial partials[KVA_PARTIALS_MAX] = {fw->partials[KVA_RANGE_LOWBIT],
                                                      fw->partials[KVA_RANGE_BLOCKS]};
     if (!call->has_rest)
-        weigh(fw, queue, 0, turn->select_count, partials, 2, 0);
+        weigh(fw, call, queue, 0, turn->select_count, partials, 2, 0);
     for (uint32_t i = 0; call->has_rest && i < turn->select_count; i++) {
         const struct kva_kv_rows *rows = turn->weighed[i];
         partials[0] = kva_forward_partial_of(fw, KVA_RANGE_LOWBIT, rows->row_first);
         uint32_t count = 1 + kva_forward_list_rest(fw, rows, partials + 1);
-        weigh(fw, queue, i, i + 1, partials, count, rows->row_first);
+        weigh(fw, call, queue, i, i + 1, partials, count, rows->row_first);
     }
 }
 
@@ -264,9 +272,20 @@ static bool goes_aside(const struct kva_lowbit_call *call, const struct kva_sele
     return call->aside && !call->has_rest && turn->select_count == turn->choose_count;
 }
 
+/* Whether shares of attention are wanted, which are nobody's where choosing is one with it. */
+static bool wants_weights(const struct kva_lowbit_call *call)
+{
+    for (uint32_t i = 0; i < call->count; i++) {
+        if (wanted_weights(call->rows[i]))
+            return true;
+    }
+    return false;
+}
+
 static void run_apart(struct kva_forward *fw, const struct kva_lowbit_call *call)
 {
     struct kva_select_turn *turn = &fw->turn;
+    turn->by_peaks = fw->ops->weigh_choose && !wants_weights(call);
     for (uint32_t first = 0; first < call->count; first += turn->count) {
         kva_kv_join_aside(fw->params.kv); /* it may read what the turn overwrites */
         plan_turn(turn, fw, call, first);
@@ -278,21 +297,11 @@ static void run_apart(struct kva_forward *fw, const struct kva_lowbit_call *call
         if (queue == KVA_QUEUE_ASIDE)
             kva_kv_order_aside(fw->params.kv);
         weigh_turn(fw, call, queue);
-        if (turn->choose_count == 0 || chooses_at_once(fw))
+        if (turn->choose_count == 0 || turn->by_peaks)
             continue;
         const struct kva_choose_args args = choice(fw, queue, 0, turn->choose_count);
         fw->ops->choose(fw->device, &args);
     }
-}
-
-/* The fused operator weighs for itself alone. */
-static bool wants_weights(const struct kva_lowbit_call *call)
-{
-    for (uint32_t i = 0; i < call->count; i++) {
-        if (wanted_weights(call->rows[i]))
-            return true;
-    }
-    return false;
 }
 
 /* The fused operator knows of no gates. */

@@ -162,6 +162,7 @@ static bool check_attend_lowbit(struct kva_device *device,
                                 const struct kva_attend_lowbit_args *args)
 {
     uint32_t group_max = kva_check_limits(device)->select_heads_max;
+    bool scores = false, peaks = false;
     if (!kva_check_heads(device, "attend_lowbit", args->heads, args->kv_heads) ||
         !kva_check_lowbit(device, "attend_lowbit", args->format, args->head_dim))
         return false;
@@ -171,7 +172,13 @@ static bool check_attend_lowbit(struct kva_device *device,
         const struct kva_lowbit_seq *seq = &args->seqs[i];
         if (seq->rows && !kva_check_slots(device, "attend_lowbit", seq->rows))
             return false;
-        if (seq->scores && args->heads / args->kv_heads > group_max)
+        scores |= seq->scores != NULL;
+        peaks |= seq->peaks != NULL;
+        if (peaks && (scores || !kva_device_ops(device)->weigh_choose))
+            return kva_check_refuse(device,
+                                    "attend_lowbit: a call keeps scores, or peaks on a device "
+                                    "that chooses by them");
+        if ((seq->scores || seq->peaks) && args->heads / args->kv_heads > group_max)
             return kva_check_refuse(
                 device, "attend_lowbit: %u heads share a KV head, at most %u may select",
                 args->heads / args->kv_heads, group_max);
@@ -288,9 +295,8 @@ static bool check_weighing(struct kva_device *device, const char *op,
         const struct kva_weigh_seq *seq = &args->seqs[i];
         if (seq->rows && !kva_check_slots(device, op, seq->rows))
             return false;
-        if (seq->page_count > 0 && (!seq->scores || !seq->weights))
-            return kva_check_refuse(device, "%s: %u pages without scores, or nowhere to weigh them",
-                                    op, seq->page_count);
+        if (seq->page_count > 0 && !seq->weights)
+            return kva_check_refuse(device, "%s: nowhere to weigh %u pages", op, seq->page_count);
         if (((uintptr_t)seq->scores | (uintptr_t)seq->weights) % 16 != 0)
             return kva_check_refuse(device, "%s: scores or weights not at a multiple of 16", op);
     }
@@ -323,6 +329,11 @@ static bool check_choosing(struct kva_device *device, const char *op,
 
 static bool check_weigh(struct kva_device *device, const struct kva_weigh_args *args)
 {
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (args->seqs[i].page_count > 0 && !args->seqs[i].scores)
+            return kva_check_refuse(device, "weigh: %u pages without scores",
+                                    args->seqs[i].page_count);
+    }
     return check_weighing(device, "weigh", args);
 }
 
@@ -350,8 +361,16 @@ static bool check_weigh_choose(struct kva_device *device, const struct kva_weigh
         if (choose->seqs[i].weights != weigh->seqs[i].weights || choose->seqs[i].stride != tokens ||
             choose->seqs[i].gate != weigh->seqs[i].gate)
             return kva_check_refuse(device, "%s: sequence %u chooses by other weights", op, i);
+        if (args->low[i].page_count != weigh->seqs[i].page_count || (tokens && !args->low[i].peaks))
+            return kva_check_refuse(device, "%s: sequence %u has no peaks of its %u pages", op, i,
+                                    weigh->seqs[i].page_count);
     }
-    return true;
+    if (choose->kind != KVA_CHOOSE_MOST)
+        return kva_check_refuse(device, "%s: chooses the largest weights, not by kind %d", op,
+                                (int)choose->kind);
+    if (args->format.keys != KVA_KEYS_PER_CHANNEL)
+        return kva_check_refuse(device, "%s: wants keys with levels of channels", op);
+    return kva_check_lowbit(device, op, args->format, weigh->head_dim);
 }
 
 static bool check_accumulate(struct kva_device *device, const struct kva_accumulate_args *args)

@@ -166,7 +166,7 @@ struct kva_ops {
                                 const struct kva_attend_select_fetch_args *args);
     void (*weigh)(struct kva_device *device, const struct kva_weigh_args *args);
     void (*choose)(struct kva_device *device, const struct kva_choose_args *args);
-    /* NULL: the device has no faster way than the two calls. */
+    /* NULL: the device has no faster way than the two calls, and keeps no peaks. */
     void (*weigh_choose)(struct kva_device *device, const struct kva_weigh_choose_args *args);
     void (*accumulate)(struct kva_device *device, const struct kva_accumulate_args *args);
     void (*assign_slots)(struct kva_device *device, const struct kva_assign_slots_args *args);

@@ -153,6 +153,13 @@ static inline size_t kva_attend_scores_bytes(uint32_t heads, uint32_t page_count
     return heads * kva_attend_splits(page_count) * (KVA_ATTEND_SPLIT_TOKENS + 16) * sizeof(float);
 }
 
+/* Memory for the largest score of each page and head, and for what weigh_choose makes of them. */
+static inline size_t kva_attend_peaks_bytes(uint32_t heads, uint32_t kv_heads, uint32_t page_count)
+{
+    return kva_align_up((heads + 2 * (size_t)kv_heads) * page_count * sizeof(float),
+                        KVA_CACHE_LINE);
+}
+
 /* One sequence's rows before its low-bit pages, which hold positions [0, page_count *
  * KVA_PAGE_TOKENS), and before the rows that replace some of these tokens. */
 struct kva_lowbit_seq {
@@ -163,8 +170,11 @@ struct kva_lowbit_seq {
     uint32_t block_first;    /* index into args.blocks */
     uint32_t page_count;
     const struct kva_row_cache *rows; /* host pointer; NULL: nothing is replaced */
-    uint32_t select_row;              /* its row whose scores are kept, if `scores` is not NULL */
+    uint32_t select_row;              /* its row whose scores or peaks are kept, if any */
     float *scores;                    /* kva_attend_scores_bytes, device; NULL: none are kept */
+    float *peaks;                     /* kva_attend_peaks_bytes, device: of that row, what
+                                         weigh_choose wants, on devices that have it; no sequence
+                                         of the call has scores then. NULL: it is not kept */
     const float *mean;                /* [kv_heads][head_dim]: what keys of pages are without
                                          (mean_keys); device. NULL: nothing is missing */
     const uint32_t *gate;             /* ops.h */
@@ -223,6 +233,31 @@ struct kva_attend_rows_args {
     float scale;
     bool accumulate;
 };
+
+/* Weigh and choose by the peaks of pages, so that scores of tokens are never in memory: an optional
+ * operator. What is chosen is, to the bit, what weigh and choose choose by the scores that
+ * attend_lowbit would have kept. The keys of a page are looked at once more only where it may have a
+ * token that is chosen.
+ *
+ * weigh.seqs[i] has no scores, low[i] is what attend_lowbit had for it, with peaks; weights is
+ * memory, which holds anything afterwards. choose.seqs[i] chooses by all that weigh.seqs[i] weighs,
+ * behind the same gate, the k largest weights (KVA_CHOOSE_MOST): as many sequences, the same KV
+ * heads, the same queue. */
+struct kva_weigh_choose_args {
+    struct kva_weigh_args weigh;
+    struct kva_choose_args choose;
+    const struct kva_lowbit_seq *low; /* host [seq_count] */
+    const void *const *blocks;        /* as attend_lowbit's */
+    size_t block_offset_bytes;
+    struct kva_lowbit_format format; /* KVA_KEYS_PER_CHANNEL */
+};
+
+/* Scratch memory with which one sequence can select by peaks: they, then weights. */
+static inline size_t kva_attend_choose_bytes(uint32_t heads, uint32_t kv_heads, uint32_t page_count)
+{
+    return kva_attend_peaks_bytes(heads, kv_heads, page_count) +
+           (size_t)kv_heads * page_count * KVA_PAGE_TOKENS * sizeof(float);
+}
 
 /* --- all of it at once ----------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
  *
  *   weigh         scores -> what share of a row's attention each token had
  *   choose        shares -> which tokens are wanted
- *   weigh_choose  scores -> which tokens are wanted
+ *   weigh_choose  peaks of pages -> which tokens are wanted (ops_attend.h)
  *   accumulate    shares are added up over steps
  *   assign_slots  wanted tokens -> slots of a row cache, and which of them are to be fetched
  *   fetch_rows    the rows of these, from host pages into their slots
@@ -54,7 +54,8 @@ struct kva_weigh_seq {
     uint32_t first;                   /* positions before it are out of its sight */
     uint32_t page_count;              /* low-bit pages from position 0 on */
     const float *scores;              /* what attend_lowbit left for this row, at a multiple of 16
-                                         bytes, as weights; NULL if page_count is 0 */
+                                         bytes, as weights; NULL if page_count is 0, and of
+                                         weigh_choose */
     const struct kva_row_cache *rows; /* host pointer; NULL: none */
     float *weights;                   /* out: [kv_heads][page_count * KVA_PAGE_TOKENS] */
     const uint32_t *gate;             /* ops.h */
@@ -106,15 +107,6 @@ struct kva_choose_args {
     enum kva_choose_kind kind;
     enum kva_queue queue; /* compute's, or aside */
     float share;          /* of KVA_CHOOSE_NEAR: 0 to 1 */
-};
-
-/* weigh and choose in one call, for whom that is faster: an optional operator. Together they give
- * the bits of weigh and then choose with the same arguments, but the weights are nobody's: their
- * memory holds anything afterwards. choose.seqs[i] chooses by all that weigh.seqs[i] weighs, behind
- * the same gate: as many sequences, the same KV heads, the same queue. */
-struct kva_weigh_choose_args {
-    struct kva_weigh_args weigh;
-    struct kva_choose_args choose;
 };
 
 struct kva_accumulate_seq {

@@ -14,7 +14,7 @@
 #ifndef KVA_KERNELS_CUDA_ATTEND_PLAN_CUH
 #define KVA_KERNELS_CUDA_ATTEND_PLAN_CUH
 
-#include "kernels/cuda/attend_tile.cuh"
+#include "kernels/cuda/attend_fold.cuh"
 
 struct attend_plan {
     uint32_t group; /* query heads of a KV head */

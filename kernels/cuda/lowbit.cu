@@ -37,6 +37,7 @@ static void fill_seq(lowbit_seq *to, const struct kva_lowbit_seq *seq)
     to->row_count = seq->row_count;
     to->gate = seq->gate;
     to->scores = seq->scores;
+    to->peaks = seq->peaks;
     to->mean = seq->mean;
     to->has_rows = seq->rows != nullptr;
     if (seq->rows)
@@ -187,21 +188,6 @@ static lowbit_choice choose_kernel(struct kva_lowbit_format format, uint32_t dim
     return pairs > 8 ? choose_format<64, 2>(format) : choose_format<64, 1>(format);
 }
 
-static page_shape page_shape_of(struct kva_lowbit_format format, uint32_t dim)
-{
-    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(format, dim);
-    page_shape page = {};
-    page.dim = dim;
-    page.v_scale = layout.v_scale;
-    page.v_zero = layout.v_zero;
-    page.k_codes = layout.k_codes;
-    page.v_codes = layout.v_codes;
-    page.plane_bytes = layout.plane_bytes;
-    page.head_bytes = layout.head_bytes;
-    page.k_row = layout.k_zero / layout.k_groups;
-    return page;
-}
-
 /* What a block of threads takes of shared memory beside its own. */
 #define BLOCK_BYTES ((size_t)1 << 10)
 
@@ -247,6 +233,18 @@ static auto turn_back_kernel_of(uint32_t dim)
                         : turn_back_kernel<256>;
 }
 
+/* The same of all sequences that keep something (kernels/check.c). */
+static lowbit_keeps keeps_of(const struct kva_attend_lowbit_args *args)
+{
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (args->seqs[i].scores)
+            return KEEPS_WEIGHTS;
+        if (args->seqs[i].peaks)
+            return KEEPS_PEAKS;
+    }
+    return KEEPS_NOTHING;
+}
+
 /* The pairs that a warp takes: fewer if there are no more, and where registers end. */
 static uint32_t pairs_of(const struct kva_attend_lowbit_args *args)
 {
@@ -277,6 +275,7 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.blocks = kva_cuda_upload_array(device, args->blocks, block_count);
     params.block_offset = args->block_offset_bytes;
     params.turned = args->format.coding == KVA_CODING_TURNED;
+    params.keeps = keeps_of(args);
     const lowbit_choice choice = choose_kernel(args->format, args->head_dim, plan.pairs);
     const uint32_t warps = fit_ring(&params, &launch, device, choice);
     if (warps == 0)

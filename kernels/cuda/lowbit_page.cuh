@@ -29,8 +29,9 @@ KVA_ON_DEVICE static constexpr uint32_t padded(uint32_t at)
 }
 
 /* Bits of keys and of values, as one parameter of kernels: those of values from VALUE_BITS on, or 0
- * there, which is as many as of keys. */
+ * there, which is as many as of keys; NO_VALUES: values are not looked at. */
 #define VALUE_BITS 16
+#define NO_VALUES  (VALUE_BITS * VALUE_BITS)
 KVA_ON_DEVICE static constexpr int k_bits(int bits)
 {
     return bits % VALUE_BITS;
@@ -38,7 +39,7 @@ KVA_ON_DEVICE static constexpr int k_bits(int bits)
 
 KVA_ON_DEVICE static constexpr int v_bits(int bits)
 {
-    return bits < VALUE_BITS ? bits : bits / VALUE_BITS;
+    return bits < VALUE_BITS ? bits : bits / VALUE_BITS % VALUE_BITS;
 }
 
 /* How a page lies in shared memory, for heads of D channels or somewhat less: planes of codes, then
@@ -67,20 +68,37 @@ struct page_shape {
     uint32_t k_row;                                                      /* of K's levels */
 };
 
+static inline page_shape page_shape_of(struct kva_lowbit_format format, uint32_t dim)
+{
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(format, dim);
+    page_shape page = {};
+    page.dim = dim;
+    page.v_scale = layout.v_scale;
+    page.v_zero = layout.v_zero;
+    page.k_codes = layout.k_codes;
+    page.v_codes = layout.v_codes;
+    page.plane_bytes = layout.plane_bytes;
+    page.head_bytes = layout.head_bytes;
+    page.k_row = layout.k_zero / layout.k_groups;
+    return page;
+}
+
 /* --- copies ----------------------------------------------------------------------------------- */
 
-/* Scales and zeros of heads that are no D wide, whose rows begin at multiples of 8 bytes. */
-template <int D, int BITS, int GROUP>
-static __device__ void copy_levels(unsigned char *to, const unsigned char *from,
-                                   const page_shape &p, uint32_t lane)
+/* K's scales, zeros and codes of heads that are no D wide: rows of levels begin at multiples of 8
+ * bytes, and are `row` bytes apart from `levels` on. */
+template <int D>
+static __device__ void copy_narrow_keys(unsigned char *to, unsigned char *levels, uint32_t row,
+                                        const unsigned char *from, const page_shape &p,
+                                        uint32_t bits, uint32_t lane)
 {
-    using place = page_place<D, BITS, GROUP>;
     for (uint32_t i = lane * 8; i < p.v_scale; i += KVA_WARP * 8)
-        *reinterpret_cast<uint2 *>(to + i / p.k_row * place::k_row + i % p.k_row) =
+        *reinterpret_cast<uint2 *>(levels + i / p.k_row * row + i % p.k_row) =
             *reinterpret_cast<const uint2 *>(from + i);
-    for (uint32_t i = lane * 16; i < p.v_zero - p.v_scale; i += KVA_WARP * 16) {
-        kva_copy_async(to + place::v_scale + i, from + p.v_scale + i, true);
-        kva_copy_async(to + place::v_zero + i, from + p.v_zero + i, true);
+    for (uint32_t b = 0; b < bits; b++) {
+        for (uint32_t i = lane * 16; i < p.plane_bytes; i += KVA_WARP * 16)
+            kva_copy_async(to + b * padded(TILE * D / 8) + padded(i),
+                           from + p.k_codes + b * p.plane_bytes + i, true);
     }
 }
 
@@ -101,11 +119,10 @@ static __device__ void copy_narrow_page(unsigned char *to, const unsigned char *
                                         const page_shape &p, uint32_t lane)
 {
     using place = page_place<D, BITS, GROUP>;
-    copy_levels<D, BITS, GROUP>(to + place::levels, from, p, lane);
-    for (uint32_t b = 0; b < k_bits(BITS); b++) {
-        for (uint32_t i = lane * 16; i < p.plane_bytes; i += KVA_WARP * 16)
-            kva_copy_async(to + b * place::plane + padded(i),
-                           from + p.k_codes + b * p.plane_bytes + i, true);
+    copy_narrow_keys<D>(to, to + place::levels, place::k_row, from, p, k_bits(BITS), lane);
+    for (uint32_t i = lane * 16; i < p.v_zero - p.v_scale; i += KVA_WARP * 16) {
+        kva_copy_async(to + place::levels + place::v_scale + i, from + p.v_scale + i, true);
+        kva_copy_async(to + place::levels + place::v_zero + i, from + p.v_zero + i, true);
     }
     for (uint32_t b = 0; b < v_bits(BITS); b++)
         copy_values<D>(to + place::v_codes + b * place::plane, from + p.v_codes + b * p.plane_bytes,
@@ -135,6 +152,29 @@ static __device__ __forceinline__ void copy_page(unsigned char *to, const unsign
 #pragma unroll
     for (uint32_t i = 0; i < codes; i += turn)
         kva_copy_async(to + padded(i), from + place::level_bytes + i, true);
+}
+
+/* Where K's levels are in a page without values, whose heads have D channels, each with levels. */
+KVA_ON_DEVICE static constexpr uint32_t key_levels_at(uint32_t bits, uint32_t dim)
+{
+    return bits * padded(TILE * dim / 8);
+}
+
+/* Ask for a page's keys of a KV head alone, to a place without values (NO_VALUES). */
+template <int D>
+static __device__ __forceinline__ void copy_keys(unsigned char *to, const unsigned char *from,
+                                                 const page_shape &p, uint32_t bits, uint32_t lane)
+{
+    static_assert(page_place<D, 1 + NO_VALUES, 64>::levels == key_levels_at(1, D), "no values");
+    unsigned char *levels = to + key_levels_at(bits, D);
+    if (p.dim != D) {
+        copy_narrow_keys<D>(to, levels, D * 2, from, p, bits, lane);
+        return;
+    }
+    for (uint32_t i = lane * 16; i < p.v_scale; i += KVA_WARP * 16)
+        kva_copy_async(levels + i, from + i, true);
+    for (uint32_t i = lane * 16; i < bits * p.plane_bytes; i += KVA_WARP * 16)
+        kva_copy_async(to + padded(i), from + p.k_codes + i, true);
 }
 
 /* --- products --------------------------------------------------------------------------------- */

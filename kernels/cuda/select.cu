@@ -1,5 +1,5 @@
-/* select.cu - weigh, choose, both of them at once, and accumulate: what share of a row's attention
- * each token had, and which tokens have most.
+/* select.cu - weigh, choose and accumulate: what share of a row's attention each token had, and
+ * which tokens have most.
  *
  * For choose, weights become keys whose order is the order wanted: the bits of the weight, which is
  * not negative, plus one; 0 is no candidate. The largest of them are found as radix.cuh says. */
@@ -8,11 +8,96 @@
 
 /* --- weigh ------------------------------------------------------------------------------------ */
 
-/* WEIGH_TOKENS of one KV head of one sequence by a block. */
+/* Tokens of a block, eight a thread. */
+#define WEIGH_TOKENS (8u * WEIGH_THREADS)
+#define WEIGH_PAGES  (WEIGH_TOKENS / KVA_PAGE_TOKENS)
+
+/* What a thread wants of FLIGHT heads: the weights of its eight tokens, a page's top. */
+struct weigh_ahead {
+    uint4 eight[FLIGHT];
+    float top;
+};
+
+/* Heads h .. of the KV head, of which the last stands for those behind it. */
+static __device__ __forceinline__ weigh_ahead ask_heads(const weigh_params &p, const weigh_seq &seq,
+                                                        const weigh_range &range, uint32_t h)
+{
+    const uint32_t pages = seq.end / KVA_PAGE_TOKENS, head = range.kv_head * p.group;
+    weigh_ahead ahead = {};
+    const uint32_t page = range.first / KVA_PAGE_TOKENS + threadIdx.x % WEIGH_PAGES;
+    const uint32_t own = min(h + threadIdx.x / WEIGH_PAGES, p.group - 1);
+    if (threadIdx.x < FLIGHT * WEIGH_PAGES && page < pages)
+        ahead.top = kva_kept_of(seq.scores, p.heads, pages, head + own).tops[page];
+    const uint32_t t = range.first + threadIdx.x * 8;
+    if (t >= seq.end || t + 8 <= seq.first)
+        return ahead;
+#pragma unroll
+    for (uint32_t i = 0; i < FLIGHT; i++)
+        ahead.eight[i] = *reinterpret_cast<const uint4 *>(
+            kva_kept_of(seq.scores, p.heads, pages, head + min(h + i, p.group - 1)).weights + t);
+    return ahead;
+}
+
+/* sums[i] += the probabilities of eight tokens of a page, heads ascending; the page's factors are
+ * WEIGH_PAGES apart. */
+static __device__ __forceinline__ void
+weigh_eight(const uint4 (&eight)[FLIGHT], const float *factors, uint32_t heads, float (&sums)[8])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+        if (i >= heads)
+            break;
+        const float factor = factors[i * WEIGH_PAGES];
+        const uint32_t pairs[4] = {eight[i].x, eight[i].y, eight[i].z, eight[i].w};
+#pragma unroll
+        for (uint32_t n = 0; n < 8; n++)
+            sums[n] = fmaf(kva_to_f32(kva_f16{static_cast<uint16_t>(pairs[n / 2] >> n % 2 * 16)}),
+                           factor, sums[n]);
+    }
+}
+
+/* What a block that weighs shares, besides a weigh_list. */
+struct weigh_shared {
+    weigh_totals totals;
+    float factors[FLIGHT][WEIGH_PAGES];
+};
+
+/* The range's weights by the pages. `ahead`: of the first heads, then of the others. */
+static __device__ __forceinline__ void weigh_by_pages(const weigh_params &p, weigh_shared &shared,
+                                                      const weigh_seq &seq,
+                                                      const weigh_range &range, weigh_ahead &ahead)
+{
+    static_assert(FLIGHT * WEIGH_PAGES <= WEIGH_THREADS, "a factor a thread");
+    float sums[8] = {};
+    for (uint32_t h = 0; h < p.group; h += FLIGHT) {
+        const uint32_t i = threadIdx.x / WEIGH_PAGES, own = min(h + i, p.group - 1);
+        if (h > 0)
+            ahead = ask_heads(p, seq, range, h);
+        __syncthreads(); /* the heads before have been weighed */
+        if (i < FLIGHT)
+            shared.factors[i][threadIdx.x % WEIGH_PAGES] =
+                kept_factor(ahead.top, shared.totals, own);
+        __syncthreads(); /* the factors are there */
+        weigh_eight(ahead.eight, &shared.factors[0][threadIdx.x * 8 / KVA_PAGE_TOKENS], p.group - h,
+                    sums);
+    }
+    const uint32_t at = threadIdx.x * 8, t = range.first + at;
+    if (t >= range.end)
+        return;
+#pragma unroll
+    for (uint32_t n = 0; n < 8; n++)
+        sums[n] = sums[n] >= 0.0f && t + n >= seq.first ? sums[n] : -1.0f;
+    auto *to = reinterpret_cast<float4 *>(range.weights + at);
+    to[0] = {sums[0], sums[1], sums[2], sums[3]};
+    to[1] = {sums[4], sums[5], sums[6], sums[7]};
+}
+
+/* WEIGH_TOKENS of one KV head of one sequence by a block; what it reads is asked for before it waits
+ * for anything. */
 static __global__ void __launch_bounds__(WEIGH_THREADS, 3) weigh_kernel(weigh_params p)
 {
     kva_begin();
-    __shared__ weigh_shared<1> shared;
+    __shared__ weigh_shared shared;
     __shared__ weigh_list list;
     const weigh_seq &seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, first = blockIdx.z * WEIGH_TOKENS;
@@ -20,42 +105,13 @@ static __global__ void __launch_bounds__(WEIGH_THREADS, 3) weigh_kernel(weigh_pa
         return;
     float *weights = seq.weights + static_cast<size_t>(kv_head) * seq.end + first;
     const weigh_range range = {kv_head, first, min(first + WEIGH_TOKENS, seq.end), weights};
-    weigh_tokens<1>(p, shared, list, seq, range);
-}
-
-/* What `args` ask of a kernel that weighs, descriptors sent. */
-static weigh_params prepare_weigh(struct kva_device *device, const struct kva_weigh_args *args)
-{
-    weigh_params p = {};
-    const size_t bytes = args->seq_count * sizeof(weigh_seq);
-    weigh_seq *staged = static_cast<weigh_seq *>(kva_cuda_stage(device, bytes));
-    if (!staged)
-        return p;
-    for (uint32_t i = 0; i < args->seq_count; i++) {
-        const struct kva_weigh_seq *seq = &args->seqs[i];
-        staged[i] = {};
-        staged[i].scores = const_cast<float *>(seq->scores);
-        staged[i].weights = seq->weights;
-        staged[i].row = seq->row;
-        staged[i].first = seq->first;
-        staged[i].end = seq->page_count * KVA_PAGE_TOKENS;
-        staged[i].has_rows = seq->rows != nullptr;
-        staged[i].gate = seq->gate;
-        if (seq->rows)
-            staged[i].cache = *seq->rows;
-    }
-    p.seqs = static_cast<const weigh_seq *>(kva_cuda_send(device, staged, bytes));
-    p.partials = kva_cuda_upload_array(device, args->partials, args->partial_count);
-    p.partial_count = args->partial_count;
-    p.q = args->q;
-    p.q_dtype = device->base.info.act;
-    p.q_stride = args->q_stride;
-    p.kv_dtype = args->kv_dtype;
-    p.heads = args->heads;
-    p.group = args->heads / args->kv_heads;
-    p.dim = args->head_dim;
-    p.scale = args->scale;
-    return p;
+    const uint32_t rows = seq.has_rows ? seq.cache.count[kv_head] : 0;
+    weigh_ahead ahead = ask_heads(p, seq, range, 0);
+    const cached_row row = find_row(seq, kv_head, rows, threadIdx.x);
+    find_totals(p, seq, kv_head, shared.totals);
+    weigh_by_pages(p, shared, seq, range, ahead);
+    /* Rows take the place of what their tokens had in the pages. */
+    weigh_rows(p, shared.totals, list, seq, range, rows, row);
 }
 
 void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args)
@@ -87,17 +143,9 @@ struct choose_params {
     listed *lists; /* [seq][kv_head][split][k_max], position by position, then keys of 0; NULL: no
                       lists are made */
     uint32_t splits, k_max;
-    uint32_t overlap; /* first positions of a chunk, which are listed with the one before */
     enum kva_choose_kind kind;
     float share;
 };
-
-/* Chunks of positions [0, end). */
-static __host__ __device__ __forceinline__ uint32_t chunks_of(uint32_t end, uint32_t overlap)
-{
-    const uint32_t more = end > RADIX_CHUNK ? end - RADIX_CHUNK : 0, step = RADIX_CHUNK - overlap;
-    return (end > 0) + (more + step - 1) / step;
-}
 
 /* The lists of a KV head. */
 static __device__ listed *lists_of(const choose_params &p)
@@ -106,56 +154,22 @@ static __device__ listed *lists_of(const choose_params &p)
     return p.lists + head * p.splits * p.k_max;
 }
 
-/* By kind; what is no candidate: 0. */
-static __device__ __forceinline__ uint32_t key_of(float weight, enum kva_choose_kind kind)
-{
-    if (!(weight >= 0.0f))
-        return 0;
-    uint32_t bits = __float_as_uint(weight + 0.0f); /* the two zeros are the same weight */
-    return kind == KVA_CHOOSE_LEAST ? 0x80000000u - bits : bits + 1;
-}
-
-/* keys = those of weights x of a chunk of positions that begins at `base`; those before `first`
- * have none. before(i) is the weight before the thread's weight i. */
-template <typename Before>
-static __device__ __forceinline__ void
-make_keys(uint32_t (&keys)[RADIX_KEYS], const struct kva_choose_seq &seq, enum kva_choose_kind kind,
-          const float (&x)[RADIX_KEYS], uint32_t base, uint32_t first, Before before)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < RADIX_KEYS; i++) {
-        const uint32_t at = base + radix_at(i);
-        float weight = x[i];
-        if (seq.successor > 0.0f && weight >= 0.0f && at >= first && at > seq.first)
-            weight = fmaxf(weight, (i % 4 ? x[i - 1] : before(i)) * seq.successor);
-        keys[i] = at >= first ? key_of(weight, kind) : 0;
-    }
-}
-
-/* The keys of a chunk of positions whose weights are in memory. */
+/* The keys of a chunk of positions; those before `first` have none. */
 static __device__ __forceinline__ void load_weights(uint32_t (&keys)[RADIX_KEYS],
                                                     const struct kva_choose_seq &seq,
                                                     enum kva_choose_kind kind, uint32_t chunk)
 {
     const float *weights = seq.weights + static_cast<size_t>(blockIdx.y) * seq.stride;
-    const uint32_t base = chunk * RADIX_CHUNK;
     float x[RADIX_KEYS];
     radix_load(x, weights, chunk, seq.end, -1.0f);
-    make_keys(keys, seq, kind, x, base, seq.first,
-              [&](uint32_t i) { return weights[base + radix_at(i) - 1]; });
-}
-
-/* The best of a chunk, whose first position is `base`, as a list. */
-template <typename Load>
-static __device__ __forceinline__ void list_chunk(radix &shared, const choose_params &p,
-                                                  const struct kva_choose_seq &seq, Load load,
-                                                  uint32_t base)
-{
-    listed *list = lists_of(p) + static_cast<size_t>(blockIdx.z) * p.k_max;
-    auto take = [&](uint32_t rank, uint32_t at, uint32_t key) { list[rank] = {key, base + at}; };
-    const uint32_t taken = take_largest(shared, load, 1, seq.k, take);
-    for (uint32_t i = taken + threadIdx.x; i < p.k_max; i += RADIX_THREADS)
-        list[i] = {0, 0};
+#pragma unroll
+    for (uint32_t i = 0; i < RADIX_KEYS; i++) {
+        const uint32_t at = chunk * RADIX_CHUNK + radix_at(i);
+        float weight = x[i];
+        if (seq.successor > 0.0f && weight >= 0.0f && at > seq.first)
+            weight = fmaxf(weight, (i % 4 ? x[i - 1] : weights[at - 1]) * seq.successor);
+        keys[i] = at >= seq.first ? key_of(weight, kind) : 0;
+    }
 }
 
 /* One chunk of one KV head's positions. */
@@ -170,7 +184,13 @@ static __global__ void __launch_bounds__(RADIX_THREADS, 4) list_kernel(choose_pa
     auto load = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t) {
         load_weights(keys, seq, p.kind, chunk);
     };
-    list_chunk(shared, p, seq, load, chunk * RADIX_CHUNK);
+    listed *list = lists_of(p) + static_cast<size_t>(chunk) * p.k_max;
+    auto take = [&](uint32_t rank, uint32_t at, uint32_t key) {
+        list[rank] = {key, chunk * RADIX_CHUNK + at};
+    };
+    const uint32_t taken = take_largest(shared, load, 1, seq.k, take);
+    for (uint32_t i = taken + threadIdx.x; i < p.k_max; i += RADIX_THREADS)
+        list[i] = {0, 0};
 }
 
 /* The least key that is near enough to the largest. */
@@ -226,7 +246,7 @@ static __global__ void __launch_bounds__(RADIX_THREADS, 4) choose_kernel(choose_
         return;
     if (p.lists) {
         const listed *lists = lists_of(p);
-        const uint32_t count = chunks_of(seq.end, p.overlap) * p.k_max;
+        const uint32_t count = radix_chunks(seq.end) * p.k_max;
         auto load = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t chunk) {
 #pragma unroll
             for (uint32_t i = 0; i < RADIX_KEYS; i++) {
@@ -247,17 +267,15 @@ static __global__ void __launch_bounds__(RADIX_THREADS, 4) choose_kernel(choose_
 }
 
 /* What `args` ask, and where lists go, if they are to be made. */
-static choose_params prepare_choose(struct kva_device *device, const struct kva_choose_args *args,
-                                    uint32_t overlap)
+static choose_params prepare_choose(struct kva_device *device, const struct kva_choose_args *args)
 {
     choose_params p = {};
     p.seqs = kva_cuda_upload_array(device, args->seqs, args->seq_count);
     p.kind = args->kind;
     p.share = args->share;
-    p.overlap = overlap;
     for (uint32_t i = 0; i < args->seq_count; i++) {
         p.k_max = kva_max_u32(p.k_max, args->seqs[i].k);
-        p.splits = kva_max_u32(p.splits, chunks_of(args->seqs[i].end, overlap));
+        p.splits = kva_max_u32(p.splits, radix_chunks(args->seqs[i].end));
     }
     const size_t bytes =
         static_cast<size_t>(args->seq_count) * args->kv_heads * p.splits * p.k_max * sizeof(listed);
@@ -272,91 +290,13 @@ void kva_cuda_choose(struct kva_device *device, const struct kva_choose_args *ar
 {
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
-    const choose_params p = prepare_choose(device, args, 0);
+    const choose_params p = prepare_choose(device, args);
     const dim3 heads(args->seq_count, args->kv_heads);
     if (p.lists && !kva_cuda_failed(device))
         kva_cuda_run(device, args->queue, "choose's lists",
                      {dim3(heads.x, heads.y, p.splits), RADIX_THREADS}, list_kernel, p);
     if (!kva_cuda_failed(device))
         kva_cuda_run(device, args->queue, "choose", {heads, RADIX_THREADS}, choose_kernel, p);
-}
-
-/* --- weigh_choose ----------------------------------------------------------------------------- */
-
-/* A block weighs a chunk of tokens and chooses among them: their weights are never in memory. What
- * the token before its first candidate brings it takes that token's weight, so a chunk has the last
- * page of the chunk before it at its beginning. */
-#define CHUNK_PIECES  (RADIX_CHUNK / WEIGH_TOKENS)
-#define CHUNK_OVERLAP KVA_PAGE_TOKENS
-
-struct chunk {
-    weigh_shared<CHUNK_PIECES> weighing;
-    alignas(16) float weights[RADIX_CHUNK];
-    union {
-        weigh_list list;
-        radix largest; /* when all are weighed */
-    };
-};
-
-/* The weights of one chunk of a KV head of one sequence, then its list, or, of an only one, what is
- * chosen. */
-template <bool LISTS>
-static __global__ void __launch_bounds__(RADIX_THREADS, 3)
-    weigh_choose_kernel(weigh_params w, choose_params p)
-{
-    kva_begin();
-    static_assert(RADIX_THREADS == WEIGH_THREADS && RADIX_CHUNK % WEIGH_TOKENS == 0,
-                  "a block weighs what it chooses among");
-    __shared__ chunk shared;
-    const struct kva_choose_seq seq = p.seqs[blockIdx.x];
-    const uint32_t base = blockIdx.z * (RADIX_CHUNK - CHUNK_OVERLAP);
-    const uint32_t first = base > 0 ? base + CHUNK_OVERLAP : 0;
-    if (kva_gate_closed(seq.gate) || (LISTS && blockIdx.z >= chunks_of(seq.end, CHUNK_OVERLAP)))
-        return;
-    const weigh_seq &weighed = w.seqs[blockIdx.x];
-    const weigh_range range = {blockIdx.y, base, min(base + RADIX_CHUNK, weighed.end),
-                               shared.weights};
-    weigh_tokens<CHUNK_PIECES>(w, shared.weighing, shared.list, weighed, range);
-    __syncthreads(); /* all are weighed */
-    auto load = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t) {
-        float x[RADIX_KEYS];
-        radix_load(x, shared.weights, 0, seq.end - base, -1.0f);
-        make_keys(keys, seq, p.kind, x, base, max(first, seq.first),
-                  [&](uint32_t i) { return shared.weights[radix_at(i) - 1]; });
-    };
-    if constexpr (LISTS)
-        list_chunk(shared.largest, p, seq, load, base);
-    else
-        choose_all(shared.largest, p, seq, 1, load, [](uint32_t at) { return at; });
-}
-
-/* Lists, and a choice among them; one chunk is chosen from at once. Where there are several and no
- * lists, weights do go to memory. */
-void kva_cuda_weigh_choose(struct kva_device *device, const struct kva_weigh_choose_args *args)
-{
-    const struct kva_weigh_args *weigh = &args->weigh;
-    const struct kva_choose_args *choose = &args->choose;
-    if (choose->seq_count == 0 || !kva_cuda_enter(device))
-        return;
-    const choose_params p = prepare_choose(device, choose, CHUNK_OVERLAP);
-    if (p.splits > 1 && !p.lists) {
-        kva_cuda_weigh(device, weigh);
-        kva_cuda_choose(device, choose);
-        return;
-    }
-    const weigh_params w = prepare_weigh(device, weigh);
-    const dim3 heads(choose->seq_count, choose->kv_heads);
-    const kva_cuda_launch chunks = {dim3(heads.x, heads.y, kva_max_u32(p.splits, 1)),
-                                    RADIX_THREADS};
-    if (kva_cuda_failed(device))
-        return;
-    if (!p.lists)
-        kva_cuda_run(device, choose->queue, "weigh_choose", chunks, weigh_choose_kernel<false>, w,
-                     p);
-    else if (kva_cuda_run(device, choose->queue, "weigh_choose's lists", chunks,
-                          weigh_choose_kernel<true>, w, p))
-        kva_cuda_run(device, choose->queue, "weigh_choose", {heads, RADIX_THREADS}, choose_kernel,
-                     p);
 }
 
 /* --- accumulate ------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
-/* weigh.cuh - what share of a row's attention each token had, by a block of threads: of what
- * attend_lowbit kept (select.cuh), and of rows that take the place of their tokens. For weigh,
- * which writes it to memory, and for weigh_choose, which has it in shared memory (select.cu). */
+/* weigh.cuh - what share of a row's attention each token had, by a block of threads: what all of
+ * it comes to, and rows that take the place of their tokens. For weigh (select.cu) and for
+ * weigh_choose (weigh_choose.cu). */
 #ifndef KVA_KERNELS_CUDA_WEIGH_CUH
 #define KVA_KERNELS_CUDA_WEIGH_CUH
 
@@ -9,10 +9,6 @@
 #include <math.h>
 
 #define WEIGH_THREADS 256u
-
-/* Tokens of a piece, eight a thread; a block weighs one piece, or more side by side. */
-#define WEIGH_TOKENS (8u * WEIGH_THREADS)
-#define WEIGH_PAGES  (WEIGH_TOKENS / KVA_PAGE_TOKENS)
 
 struct weigh_seq {
     struct kva_row_cache cache;
@@ -42,10 +38,11 @@ struct weigh_params {
 /* What of a KV head a block weighs: tokens [first, end), `first` the first of a page. */
 struct weigh_range {
     uint32_t kv_head, first, end;
-    float *weights; /* out: of them; in memory, or shared */
+    float *weights; /* out: of them */
 };
 
-/* A head's probability of a score is exp(score - top) * inverse. */
+/* A head's probability of a score is exp(score - top) * inverse. Products are rounded where they
+ * stand, not fused where the compiler likes: all kernels find the same bits. */
 struct weigh_totals {
     float top[KVA_SELECT_HEADS_MAX], inverse[KVA_SELECT_HEADS_MAX];
 };
@@ -69,10 +66,10 @@ static __device__ void find_totals(const weigh_params &p, const weigh_seq &seq, 
                 m[i] = first + i < p.partial_count ? m[i] : -INFINITY;
                 most = m[i] > most ? m[i] : most;
             }
-            sum *= before == -INFINITY ? 0.0f : __expf(before - most);
+            sum = __fmul_rn(sum, before == -INFINITY ? 0.0f : __expf(before - most));
 #pragma unroll
             for (uint32_t i = 0; i < FLIGHT; i++)
-                sum += m[i] == -INFINITY ? 0.0f : e[i] * __expf(m[i] - most);
+                sum = m[i] == -INFINITY ? sum : fmaf(e[i], __expf(m[i] - most), sum);
         }
         totals.top[h] = most;
         totals.inverse[h] = sum > 0.0f ? 1.0f / sum : 0.0f;
@@ -82,7 +79,13 @@ static __device__ void find_totals(const weigh_params &p, const weigh_seq &seq, 
 
 static __device__ float probability(float score, float top, float inverse)
 {
-    return score == -INFINITY ? 0.0f : __expf(score - top) * inverse;
+    return score == -INFINITY ? 0.0f : __fmul_rn(__expf(score - top), inverse);
+}
+
+/* Of a weight that is relative to `top`, to base 2 (select.cuh): head h's probability. */
+static __device__ float kept_factor(float top, const weigh_totals &totals, uint32_t h)
+{
+    return probability(__fmul_rn(top, LN2), totals.top[h], totals.inverse[h]) / KVA_KEPT_FACTOR;
 }
 
 /* Rows that a block looks at together, and those of them that it weighs; queries that their keys are
@@ -200,7 +203,7 @@ static __device__ void weigh_rows(const weigh_params &p, const weigh_totals &tot
 #pragma unroll
                     for (uint32_t n = 0; n < FLIGHT; n++) {
                         if (h + n < p.group)
-                            sum += probability(dots[r][n] * p.scale, totals.top[h + n],
+                            sum += probability(__fmul_rn(dots[r][n], p.scale), totals.top[h + n],
                                                totals.inverse[h + n]);
                     }
                     if (lane != 0 || at + r >= listed)
@@ -214,118 +217,39 @@ static __device__ void weigh_rows(const weigh_params &p, const weigh_totals &tot
     }
 }
 
-/* What a thread wants of FLIGHT heads: the weights of eight tokens of each piece, a page's top. */
-template <uint32_t PIECES> struct weigh_ahead {
-    uint4 eight[PIECES][FLIGHT];
-    float top;
-};
-
-/* Of all pieces. */
-template <uint32_t PIECES> static constexpr uint32_t weigh_pages = PIECES *WEIGH_PAGES;
-
-/* Heads h .. of the KV head, of which the last stands for those behind it. */
-template <uint32_t PIECES>
-static __device__ __forceinline__ weigh_ahead<PIECES>
-ask_heads(const weigh_params &p, const weigh_seq &seq, const weigh_range &range, uint32_t h)
+/* What `args` ask of a kernel that weighs, descriptors sent. */
+static weigh_params prepare_weigh(struct kva_device *device, const struct kva_weigh_args *args)
 {
-    const uint32_t pages = seq.end / KVA_PAGE_TOKENS, head = range.kv_head * p.group;
-    weigh_ahead<PIECES> ahead = {};
-    const uint32_t page = range.first / KVA_PAGE_TOKENS + threadIdx.x % weigh_pages<PIECES>;
-    const uint32_t own = min(h + threadIdx.x / weigh_pages<PIECES>, p.group - 1);
-    if (threadIdx.x < FLIGHT * weigh_pages<PIECES> && page < pages)
-        ahead.top = kva_kept_of(seq.scores, p.heads, pages, head + own).tops[page];
-#pragma unroll
-    for (uint32_t j = 0; j < PIECES; j++) {
-        const uint32_t t = range.first + j * WEIGH_TOKENS + threadIdx.x * 8;
-        if (t >= seq.end || t + 8 <= seq.first)
-            continue;
-#pragma unroll
-        for (uint32_t i = 0; i < FLIGHT; i++)
-            ahead.eight[j][i] = *reinterpret_cast<const uint4 *>(
-                kva_kept_of(seq.scores, p.heads, pages, head + min(h + i, p.group - 1)).weights +
-                t);
+    weigh_params p = {};
+    const size_t bytes = args->seq_count * sizeof(weigh_seq);
+    weigh_seq *staged = static_cast<weigh_seq *>(kva_cuda_stage(device, bytes));
+    if (!staged)
+        return p;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_weigh_seq *seq = &args->seqs[i];
+        staged[i] = {};
+        staged[i].scores = const_cast<float *>(seq->scores);
+        staged[i].weights = seq->weights;
+        staged[i].row = seq->row;
+        staged[i].first = seq->first;
+        staged[i].end = seq->page_count * KVA_PAGE_TOKENS;
+        staged[i].has_rows = seq->rows != nullptr;
+        staged[i].gate = seq->gate;
+        if (seq->rows)
+            staged[i].cache = *seq->rows;
     }
-    return ahead;
-}
-
-/* sums[i] += the probabilities of eight tokens of a page, heads ascending; the page's factors are
- * `stride` apart. */
-static __device__ __forceinline__ void weigh_eight(const uint4 (&eight)[FLIGHT],
-                                                   const float *factors, uint32_t stride,
-                                                   uint32_t heads, float (&sums)[8])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < FLIGHT; i++) {
-        if (i >= heads)
-            break;
-        const float factor = factors[i * stride];
-        const uint32_t pairs[4] = {eight[i].x, eight[i].y, eight[i].z, eight[i].w};
-#pragma unroll
-        for (uint32_t n = 0; n < 8; n++)
-            sums[n] = fmaf(kva_to_f32(kva_f16{static_cast<uint16_t>(pairs[n / 2] >> n % 2 * 16)}),
-                           factor, sums[n]);
-    }
-}
-
-/* What a block that weighs shares, besides a weigh_list. */
-template <uint32_t PIECES> struct weigh_shared {
-    weigh_totals totals;
-    float factors[FLIGHT][weigh_pages<PIECES>];
-};
-
-/* The range's weights by the pages, of PIECES pieces at most. `ahead`: of the first heads, then of
- * the others. */
-template <uint32_t PIECES>
-static __device__ __forceinline__ void
-weigh_by_pages(const weigh_params &p, weigh_shared<PIECES> &shared, const weigh_seq &seq,
-               const weigh_range &range, weigh_ahead<PIECES> &ahead)
-{
-    float sums[PIECES][8] = {};
-    for (uint32_t h = 0; h < p.group; h += FLIGHT) {
-        const uint32_t i = threadIdx.x / weigh_pages<PIECES>, own = min(h + i, p.group - 1);
-        if (h > 0)
-            ahead = ask_heads<PIECES>(p, seq, range, h);
-        __syncthreads(); /* the heads before have been weighed */
-        if (i < FLIGHT)
-            shared.factors[i][threadIdx.x % weigh_pages<PIECES>] =
-                probability(ahead.top * LN2, shared.totals.top[own], shared.totals.inverse[own]) /
-                KVA_KEPT_FACTOR;
-        __syncthreads(); /* the factors are there */
-#pragma unroll
-        for (uint32_t j = 0; j < PIECES; j++)
-            weigh_eight(ahead.eight[j],
-                        &shared.factors[0][j * WEIGH_PAGES + threadIdx.x * 8 / KVA_PAGE_TOKENS],
-                        weigh_pages<PIECES>, p.group - h, sums[j]);
-    }
-#pragma unroll
-    for (uint32_t j = 0; j < PIECES; j++) {
-        const uint32_t at = j * WEIGH_TOKENS + threadIdx.x * 8, t = range.first + at;
-        if (t >= range.end)
-            continue;
-#pragma unroll
-        for (uint32_t n = 0; n < 8; n++)
-            sums[j][n] = sums[j][n] >= 0.0f && t + n >= seq.first ? sums[j][n] : -1.0f;
-        auto *to = reinterpret_cast<float4 *>(range.weights + at);
-        to[0] = {sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
-        to[1] = {sums[j][4], sums[j][5], sums[j][6], sums[j][7]};
-    }
-}
-
-/* The range's weights, of PIECES pieces at most. All threads of a block; what it reads is asked for
- * before it waits for anything. */
-template <uint32_t PIECES>
-static __device__ __forceinline__ void weigh_tokens(const weigh_params &p,
-                                                    weigh_shared<PIECES> &shared, weigh_list &list,
-                                                    const weigh_seq &seq, const weigh_range &range)
-{
-    static_assert(FLIGHT * weigh_pages<PIECES> <= WEIGH_THREADS, "a factor a thread");
-    const uint32_t rows = seq.has_rows ? seq.cache.count[range.kv_head] : 0;
-    weigh_ahead<PIECES> ahead = ask_heads<PIECES>(p, seq, range, 0);
-    const cached_row row = find_row(seq, range.kv_head, rows, threadIdx.x);
-    find_totals(p, seq, range.kv_head, shared.totals);
-    weigh_by_pages<PIECES>(p, shared, seq, range, ahead);
-    /* Rows take the place of what their tokens had in the pages. */
-    weigh_rows(p, shared.totals, list, seq, range, rows, row);
+    p.seqs = static_cast<const weigh_seq *>(kva_cuda_send(device, staged, bytes));
+    p.partials = kva_cuda_upload_array(device, args->partials, args->partial_count);
+    p.partial_count = args->partial_count;
+    p.q = args->q;
+    p.q_dtype = device->base.info.act;
+    p.q_stride = args->q_stride;
+    p.kv_dtype = args->kv_dtype;
+    p.heads = args->heads;
+    p.group = args->heads / args->kv_heads;
+    p.dim = args->head_dim;
+    p.scale = args->scale;
+    return p;
 }
 
 #endif

@@ -185,12 +185,14 @@ static double attend_seconds(const struct shape *s, const struct ceilings *c,
 
 /* --- a step's own work ------------------------------------------------------------------------- */
 
-/* Cycles of a multiprocessor in which a page of a KV head of 128 is issued, by bits and for 8 or 16
- * pairs of a row and a head (docs/results/gpu.md). */
-static double page_cycles(uint32_t bits, bool many)
+/* Cycles of a multiprocessor that a page of a KV head of 128 takes, of issue or of the pipe for
+ * logic, whichever are more, by bits and for 8 or 16 pairs of a row and a head: nothing is kept of
+ * scores, or peaks; of 4 bits, weights (docs/results/gpu.md). */
+static double page_cycles(enum kv_kind kind, uint32_t bits, bool many)
 {
-    static const double cycles[][2] = {{188, 267}, {213, 296}, {295, 379}};
-    return cycles[bits > 2 ? 2 : bits - 1][many];
+    static const double cycles[][2][2] = {
+        {{196.5, 254}, {244.5, 281}}, {{199.5, 259}, {247.5, 286}}, {{295, 379}}};
+    return bits > 2 ? cycles[2][0][many] : cycles[kind != KV_KIVI][bits - 1][many];
 }
 
 static double issue_seconds(const struct shape *s, const struct ceilings *c,
@@ -200,16 +202,26 @@ static double issue_seconds(const struct shape *s, const struct ceilings *c,
     if (c->cycles_per_s == 0 || (kv->kind != KV_KIVI && !is_choosing(kv) && !keeps))
         return 0;
     const double count = (keeps ? kept_pages(kv) : away(kv)) * s->kv_heads * s->layers;
-    return count * page_cycles(kv->bits, rows_each * s->heads / s->kv_heads > 8) / c->cycles_per_s;
+    return count * page_cycles(kv->kind, kv->bits, rows_each * s->heads / s->kv_heads > 8) /
+           c->cycles_per_s;
 }
 
-/* What a sequence's scores take through memory: weights of 16 bits, written and read; of infinigen
- * fp32 scores of heads and of KV heads; of q-hitter the mass besides. */
+/* Pages of a KV head whose keys are looked at once more when 64 rows are chosen: as many as of
+ * Qwen2.5 Coder 1.5B, of 499 (docs/results/gpu.md). */
+#define LOOKED_AT 27.0
+
+/* What a sequence's choice takes through memory: peaks of pages, written and read, and keys; of
+ * infinigen fp32 scores of heads and of KV heads; of q-hitter 16-bit weights and the mass. */
 static double score_bytes(const struct shape *s, const struct case_of_kv *kv)
 {
     const double tokens = away(kv) * KVA_PAGE_TOKENS;
-    if (is_choosing(kv))
-        return tokens * s->layers * s->heads * 4;
+    if (is_choosing(kv)) {
+        const struct kva_lowbit_format format = {.bits = kv->bits, .group = 64};
+        const double keys = kva_lowbit_layout_of(format, s->head_dim).v_scale +
+                            kv->bits * s->head_dim * KVA_PAGE_TOKENS / 8.0;
+        const double looked = LOOKED_AT < away(kv) ? LOOKED_AT : away(kv);
+        return s->layers * (away(kv) * s->heads * 8 + looked * s->kv_heads * keys);
+    }
     if (kv->kind == KV_AHEAD)
         return tokens * (s->layers - WHOLE_LAYERS) * 8.0 * (s->heads + s->kv_heads);
     if (kv->kind == KV_QHITTER)

@@ -9,6 +9,7 @@
 #include "kernels/convert.h"
 #include "kernels/profile.h"
 #include "tests/data.h"
+#include "tests/kernels/by_scores.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,15 +55,23 @@ void fixture_remove_model(const char *path)
 
 static uint32_t chosen_at_once;
 
+/* The devices' own, which have no peaks. */
+static const struct kva_ops *without_peaks;
+
+static void attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    by_scores_attend(device, without_peaks, args);
+}
+
 static void weigh_choose(struct kva_device *device, const struct kva_weigh_choose_args *args)
 {
-    kva_device_ops(device)->weigh(device, &args->weigh);
-    kva_device_ops(device)->choose(device, &args->choose);
-    for (uint32_t i = 0; i < args->weigh.seq_count; i++)
-        memset(args->weigh.seqs[i].weights, 0x3F,
-               (size_t)args->weigh.kv_heads * args->weigh.seqs[i].page_count * KVA_PAGE_TOKENS *
-                   sizeof(float));
+    by_scores_choose(device, without_peaks, args);
     chosen_at_once++;
+}
+
+const struct kva_ops *fixture_without_peaks(void)
+{
+    return without_peaks;
 }
 
 uint32_t fixture_chosen_at_once(void)
@@ -93,8 +102,11 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
             fixture->fewer.attend_select_fetch = NULL;
         if (params->waits)
             fixture->fewer.attend_apart = fixture->fewer.attend_join = NULL;
-        if (params->at_once)
+        if (params->at_once) {
+            without_peaks = base->ops;
+            fixture->fewer.attend_lowbit = attend_lowbit;
             fixture->fewer.weigh_choose = weigh_choose;
+        }
         base->ops = &fixture->fewer;
     }
     if (params->profile)

@@ -61,6 +61,9 @@ void fixture_remove_model(const char *path);
 /* Calls of weigh_choose so far, of all devices that have it by `at_once`. */
 uint32_t fixture_chosen_at_once(void);
 
+/* The operators of such a device without it. */
+const struct kva_ops *fixture_without_peaks(void);
+
 void fixture_open(struct fixture *fixture, const struct fixture_params *params);
 void fixture_close(struct fixture *fixture);
 

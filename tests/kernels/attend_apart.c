@@ -12,6 +12,8 @@ struct turn {
     struct kva_rows_seq rows[SEQS_MAX];
     struct kva_weigh_seq weigh[SEQS_MAX];
     struct kva_choose_seq choose[SEQS_MAX];
+    struct kva_lowbit_seq selecting[SEQS_MAX]; /* of `low`, those that go with weigh */
+    bool by_peaks;
     uint32_t count;
     uint32_t rows_count;
     uint32_t select_count;
@@ -22,7 +24,7 @@ static bool selects(const struct kva_select_seq *seq)
     return seq->rows && seq->select_row < seq->row_count;
 }
 
-/* Scores and weights of a selecting sequence go to `memory`. */
+/* Scores or peaks, and weights, of a selecting sequence go to `memory`. */
 static void add_selection(struct turn *turn, const struct kva_attend_select_fetch_args *args,
                           const struct kva_select_seq *seq, unsigned char *memory)
 {
@@ -30,15 +32,18 @@ static void add_selection(struct turn *turn, const struct kva_attend_select_fetc
     uint32_t end = seq->page_count * KVA_PAGE_TOKENS;
     bool cut = args->window > 0 && position >= args->window;
     uint32_t visible = cut ? position - args->window + 1 : 0;
-    float *scores = (float *)(void *)memory;
+    float *kept = (float *)(void *)memory;
     float *weights =
         (float *)(void *)(memory + kva_attend_scores_bytes(args->heads, seq->page_count));
-    turn->low[turn->count - 1].scores = scores;
+    struct kva_lowbit_seq *low = &turn->low[turn->count - 1];
+    low->scores = turn->by_peaks ? NULL : kept;
+    low->peaks = turn->by_peaks ? kept : NULL;
+    turn->selecting[turn->select_count] = *low;
     turn->weigh[turn->select_count] = (struct kva_weigh_seq){
         .row = seq->row_first + seq->select_row,
         .first = kva_min_u32(visible, end),
         .page_count = seq->page_count,
-        .scores = scores,
+        .scores = low->scores,
         .rows = seq->rows,
         .weights = weights,
     };
@@ -142,23 +147,33 @@ static void select_turn(struct kva_device *device, const struct kva_ops *ops,
 {
     const struct kva_partial partials[2] = {args->out,
                                             args->rest ? *args->rest : (struct kva_partial){0}};
-    ops->weigh(device, &(struct kva_weigh_args){
-                           .q = args->q,
-                           .partials = partials,
-                           .seqs = turn->weigh,
-                           .partial_count = args->rest ? 2 : 1,
-                           .seq_count = turn->select_count,
-                           .q_stride = args->q_stride,
-                           .heads = args->heads,
-                           .kv_heads = args->kv_heads,
-                           .head_dim = args->head_dim,
-                           .kv_dtype = args->kv_dtype,
-                           .scale = args->scale,
-                       });
-    ops->choose(device, &(struct kva_choose_args){.seqs = turn->choose,
-                                                  .seq_count = turn->select_count,
-                                                  .kv_heads = args->kv_heads,
-                                                  .kind = kind});
+    const struct kva_weigh_choose_args both = {
+        .weigh = {.q = args->q,
+                  .partials = partials,
+                  .seqs = turn->weigh,
+                  .partial_count = args->rest ? 2 : 1,
+                  .seq_count = turn->select_count,
+                  .q_stride = args->q_stride,
+                  .heads = args->heads,
+                  .kv_heads = args->kv_heads,
+                  .head_dim = args->head_dim,
+                  .kv_dtype = args->kv_dtype,
+                  .scale = args->scale},
+        .choose = {.seqs = turn->choose,
+                   .seq_count = turn->select_count,
+                   .kv_heads = args->kv_heads,
+                   .kind = kind},
+        .low = turn->selecting,
+        .blocks = args->blocks,
+        .block_offset_bytes = args->block_offset_bytes,
+        .format = args->format,
+    };
+    if (turn->by_peaks) {
+        ops->weigh_choose(device, &both);
+        return;
+    }
+    ops->weigh(device, &both.weigh);
+    ops->choose(device, &both.choose);
 }
 
 static void run_turn(struct kva_device *device, const struct kva_ops *ops,
@@ -205,7 +220,7 @@ bool attend_apart(struct kva_device *device, const struct kva_ops *ops,
 {
     const uint32_t open = 1, closed = 0;
     struct kva_attend_select_fetch_args wrong = *args;
-    struct turn turn;
+    struct turn turn = {.by_peaks = false};
     bool kept = true;
     wrong.scale *= 2;
     for (uint32_t first = 0; first < args->seq_count; first += turn.count) {
@@ -220,7 +235,7 @@ bool attend_apart(struct kva_device *device, const struct kva_ops *ops,
 void attend_apart_once(struct kva_device *device, const struct kva_ops *ops,
                        const struct kva_attend_select_fetch_args *args)
 {
-    struct turn turn;
+    struct turn turn = {.by_peaks = ops->weigh_choose};
     for (uint32_t first = 0; first < args->seq_count; first += turn.count) {
         plan_some(&turn, args, first);
         run_turn(device, ops, args, &turn, KVA_CHOOSE_MOST, NULL);

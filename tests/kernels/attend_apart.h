@@ -12,7 +12,7 @@
 bool attend_apart(struct kva_device *device, const struct kva_ops *ops,
                   const struct kva_attend_select_fetch_args *args);
 
-/* The same once, without gates: for measuring. */
+/* The same once, without gates, and by peaks where the device chooses by them: for measuring. */
 void attend_apart_once(struct kva_device *device, const struct kva_ops *ops,
                        const struct kva_attend_select_fetch_args *args);
 

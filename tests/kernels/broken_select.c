@@ -1,6 +1,7 @@
 /* Deliberately broken operators that choose, keep and fetch rows or read logits; broken.c says how
  * they are used. */
 #include "tests/kernels/broken.h"
+#include "tests/kernels/by_scores.h"
 
 #include <string.h>
 
@@ -34,21 +35,35 @@ static void choose_each_alone(struct kva_device *device, const struct kva_choose
     good->choose(device, &wrong);
 }
 
+static void once_attend(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    by_scores_attend(device, good, args);
+}
+
+/* Weigh and choose by operators that may be broken. */
+static void once(struct kva_device *device, const struct kva_weigh_choose_args *args,
+                 void (*weigh)(struct kva_device *, const struct kva_weigh_args *),
+                 void (*choose)(struct kva_device *, const struct kva_choose_args *))
+{
+    struct kva_ops ops = *good;
+    ops.weigh = weigh ? weigh : good->weigh;
+    ops.choose = choose ? choose : good->choose;
+    by_scores_choose(device, &ops, args);
+}
+
 static void once_each_alone(struct kva_device *device, const struct kva_weigh_choose_args *args)
 {
-    good->weigh(device, &args->weigh);
-    choose_each_alone(device, &args->choose);
+    once(device, args, NULL, choose_each_alone);
 }
 
 static void once_one_less(struct kva_device *device, const struct kva_weigh_choose_args *args)
 {
-    good->weigh(device, &args->weigh);
-    choose_one_less(device, &args->choose);
+    once(device, args, NULL, choose_one_less);
 }
 
-static void once_by_pages(struct kva_device *device, const struct kva_weigh_choose_args *args)
+static void weigh_by_pages(struct kva_device *device, const struct kva_weigh_args *args)
 {
-    struct kva_weigh_args wrong = args->weigh;
+    struct kva_weigh_args wrong = *args;
     struct kva_weigh_seq seqs[SEQS_MAX];
     for (uint32_t i = 0; i < wrong.seq_count; i++) {
         seqs[i] = wrong.seqs[i];
@@ -56,7 +71,24 @@ static void once_by_pages(struct kva_device *device, const struct kva_weigh_choo
     }
     wrong.seqs = seqs;
     good->weigh(device, &wrong);
-    good->choose(device, &args->choose);
+}
+
+static void once_by_pages(struct kva_device *device, const struct kva_weigh_choose_args *args)
+{
+    once(device, args, weigh_by_pages, NULL);
+}
+
+/* Attention that keeps peaks is another. */
+static void once_other_bits(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    by_scores_attend(device, good, args);
+    if (args->seqs[0].peaks && args->out.e)
+        args->out.e[(size_t)args->seqs[0].row_first * args->heads] *= 2;
+}
+
+static void once_right(struct kva_device *device, const struct kva_weigh_choose_args *args)
+{
+    once(device, args, NULL, NULL);
 }
 
 static void accumulate_all(struct kva_device *device, const struct kva_accumulate_args *args)
@@ -147,13 +179,23 @@ static void shortlist_rank_before(struct kva_device *device, const struct kva_sh
         args->out[i].rank -= args->out[i].rank > 0; /* the best is 0 */
 }
 
+/* weigh_choose, and what keeps peaks for it. */
+#define BREAKS_ONCE(name, attends, chooses)                                                        \
+    {                                                                                              \
+#name, OP_WEIGH_CHOOSE, (struct kva_ops)                                                   \
+        {                                                                                          \
+            .attend_lowbit = attends, .weigh_choose = chooses                                      \
+        }                                                                                          \
+    }
+
 static const struct broken list[] = {
     BREAKS(choose_all_near, OP_CHOOSE, choose),
     BREAKS(choose_one_less, OP_CHOOSE, choose),
     BREAKS(choose_each_alone, OP_CHOOSE, choose),
-    BREAKS(once_each_alone, OP_WEIGH_CHOOSE, weigh_choose),
-    BREAKS(once_one_less, OP_WEIGH_CHOOSE, weigh_choose),
-    BREAKS(once_by_pages, OP_WEIGH_CHOOSE, weigh_choose),
+    BREAKS_ONCE(once_each_alone, once_attend, once_each_alone),
+    BREAKS_ONCE(once_one_less, once_attend, once_one_less),
+    BREAKS_ONCE(once_by_pages, once_attend, once_by_pages),
+    BREAKS_ONCE(once_other_bits, once_other_bits, once_right),
     BREAKS(accumulate_all, OP_ACCUMULATE, accumulate),
     BREAKS(assign_anew, OP_ASSIGN_SLOTS, assign_slots),
     BREAKS(assign_all_attend, OP_ASSIGN_SLOTS, assign_slots),

@@ -137,13 +137,38 @@ void host_weigh_choose(struct kva_device *device, const struct kva_weigh_choose_
     struct host_ops *h = host_begin(device);
     struct weighing weighing;
     struct kva_choose_seq *seqs;
-    struct kva_weigh_choose_args args = {.weigh = put_weighing(h, &host->weigh, &weighing)};
+    struct kva_weigh_choose_args args = *host;
+    struct kva_lowbit_seq *low = calloc(host->weigh.seq_count + 1, sizeof *low);
+    const size_t block_bytes =
+        args.block_offset_bytes +
+        kva_lowbit_block_bytes(args.format, host->weigh.kv_heads, host->weigh.head_dim);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < host->weigh.seq_count; i++)
+        count = kva_max_u32(count, host->low[i].block_first + host->low[i].page_count);
+    void **blocks = addresses_new(count);
+    args.weigh = put_weighing(h, &host->weigh, &weighing);
     args.choose = put_choosing(h, &host->choose, &seqs);
+    for (uint32_t i = 0; i < host->weigh.seq_count; i++) {
+        low[i] = host->low[i];
+        low[i].rows = weighing.seqs[i].rows;
+        low[i].gate = NULL; /* theirs are weighing's */
+        low[i].peaks = host_put(
+            &h->device_tier, low[i].peaks,
+            kva_attend_peaks_bytes(args.weigh.heads, args.weigh.kv_heads, low[i].page_count), true);
+        low[i].mean = host_put_in(
+            h, low[i].mean, (size_t)args.weigh.kv_heads * args.weigh.head_dim * sizeof(float));
+        for (uint32_t j = low[i].block_first; j < low[i].block_first + low[i].page_count; j++)
+            blocks[j] = host_put_in(h, host->blocks[j], block_bytes);
+    }
+    args.low = low;
+    args.blocks = (const void *const *)blocks;
     host_send(h);
     args.weigh.queue = args.choose.queue = host_queue(h);
     h->ops->weigh_choose(device, &args);
     host_end(h);
     end_weighing(&weighing);
+    free(blocks);
+    free(low);
     free(seqs);
 }
 

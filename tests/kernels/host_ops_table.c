@@ -250,6 +250,8 @@ static void host_attend_lowbit(struct kva_device *device, const struct kva_atten
             blocks[j] = host_put_in(h, host->blocks[j], bytes);
         seqs[i].scores =
             host_put_out(h, seq->scores, kva_attend_scores_bytes(args.heads, seq->page_count));
+        seqs[i].peaks = host_put_out(
+            h, seq->peaks, kva_attend_peaks_bytes(args.heads, args.kv_heads, seq->page_count));
         seqs[i].mean =
             host_put_in(h, seq->mean, (size_t)args.kv_heads * args.head_dim * sizeof(float));
         seqs[i].gate = host_put_gate(h, seq->gate);

@@ -382,7 +382,11 @@ static void test_check__good_calls_pass(void **state KVA_UNUSED)
     if (ops->attend_select_fetch)
         ops->attend_select_fetch(device, &select);
     if (ops->weigh_choose)
-        ops->weigh_choose(device, &(struct kva_weigh_choose_args){weigh, {.kv_heads = 2}});
+        ops->weigh_choose(device, &(struct kva_weigh_choose_args){
+                                      .weigh = weigh,
+                                      .choose = {.kv_heads = 2},
+                                      .format = {.bits = 1, .group = 64},
+                                  });
     ops->assign_slots(device, &(struct kva_assign_slots_args){.stamp = 1});
     ops->merge(device, &(struct kva_merge_args){.partial_count = 2});
     ops->shortlist(device, &(struct kva_shortlist_args){0});

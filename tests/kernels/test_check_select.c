@@ -115,6 +115,16 @@ static void lowbit_select_heads(struct kva_device *device)
     kva_device_ops(device)->attend_lowbit(device, &args);
 }
 
+static void lowbit_peaks(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    float memory[1];
+    const struct kva_lowbit_seq seq = {.scores = memory, .peaks = memory};
+    args.seqs = &seq;
+    args.seq_count = 1;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
 static void rows_heads(struct kva_device *device)
 {
     struct kva_attend_rows_args args = good_rows();
@@ -305,15 +315,20 @@ struct at_once {
     _Alignas(16) float memory[4];
     struct kva_weigh_seq weigh;
     struct kva_choose_seq choose;
+    struct kva_lowbit_seq low;
     struct kva_weigh_choose_args args;
 };
 
 static struct kva_weigh_choose_args *good_once(struct at_once *call)
 {
-    *call = (struct at_once){
-        .weigh = {.page_count = 2, .scores = call->memory, .weights = call->memory},
-        .choose = {.weights = call->memory, .stride = 2 * KVA_PAGE_TOKENS},
-        .args = {good_weigh(), {.seqs = &call->choose, .seq_count = 1, .kv_heads = 2}}};
+    *call =
+        (struct at_once){.weigh = {.page_count = 2, .weights = call->memory},
+                         .choose = {.weights = call->memory, .stride = 2 * KVA_PAGE_TOKENS},
+                         .low = {.page_count = 2, .peaks = call->memory},
+                         .args = {.weigh = good_weigh(),
+                                  .choose = {.seqs = &call->choose, .seq_count = 1, .kv_heads = 2},
+                                  .low = &call->low,
+                                  .format = {.bits = 1, .group = 64}}};
     call->args.weigh.seqs = &call->weigh;
     call->args.weigh.seq_count = 1;
     return &call->args;
@@ -384,6 +399,46 @@ static void once_gate(struct kva_device *device)
     kva_device_ops(device)->weigh_choose(device, args);
 }
 
+static void once_least(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    args->choose.kind = KVA_CHOOSE_LEAST;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_without_peaks(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    call.low.peaks = NULL;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_of_other_pages(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    call.low.page_count = 3;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_per_token(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    args->format = kva_lowbit_per_token(4, args->weigh.head_dim, KVA_CODING_PLAIN);
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
+static void once_bits(struct kva_device *device)
+{
+    struct at_once call;
+    struct kva_weigh_choose_args *args = good_once(&call);
+    args->format.bits = 3;
+    kva_device_ops(device)->weigh_choose(device, args);
+}
+
 void test_check__weighing_and_choosing_at_once(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device();
@@ -399,6 +454,11 @@ void test_check__weighing_and_choosing_at_once(void **state KVA_UNUSED)
     refused("weigh_choose: ", "by other weights", once_weights);
     refused("weigh_choose: ", "by other weights", once_stride);
     refused("weigh_choose: ", "by other weights", once_gate);
+    refused("weigh_choose: ", "not by kind 2", once_least);
+    refused("weigh_choose: ", "no peaks of its 2 pages", once_without_peaks);
+    refused("weigh_choose: ", "no peaks of its 2 pages", once_of_other_pages);
+    refused("weigh_choose: ", "levels of channels", once_per_token);
+    refused("weigh_choose: ", "3 bits, must be 1, 2 or 4", once_bits);
 }
 
 void test_check__selection(void **state KVA_UNUSED)
@@ -426,6 +486,7 @@ void test_check__selection(void **state KVA_UNUSED)
         refused("choose: ", "rows to choose", choose_many);
     refused("attend_lowbit: ", "7 slots cannot hold", lowbit_slots);
     refused("attend_lowbit: ", "may select", lowbit_select_heads);
+    refused("attend_lowbit: ", "keeps scores, or peaks", lowbit_peaks);
     refused("attend_rows: ", "cannot share", rows_heads);
     refused("attend_rows: ", "multiple of 4", rows_dim);
     refused("attend_rows: ", "f16 or bf16", rows_f32);
