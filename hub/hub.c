@@ -72,12 +72,12 @@ enum kva_status kva_hub_find(const char *model, const struct kva_hub_params *par
                              struct kva_hub_found *ret, struct kva_err *err)
 {
     struct kva_hub_name name;
+    bool there = access(model, F_OK) == 0;
     enum kva_status status = kva_hub_name_parse(model, &name, err);
-    if (status)
+    if (status && !there)
         return status;
     *ret = (struct kva_hub_found){0};
-    bool there = access(model, F_OK) == 0;
-    if (there)
+    if (there && !status)
         tell_path(model, &name, params->places);
     if (!there && name.kind == KVA_HUB_KNOWN)
         return find_known(name.known, params, ret, err);

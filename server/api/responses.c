@@ -275,6 +275,9 @@ static enum kva_status read_input(struct maker *m)
 
 /* --- what answers repeat --------------------------------------------------------------------- */
 
+/* 16 pairs of names of 64 characters and values of 512 are less. */
+#define METADATA_BYTES_MAX (16u << 10)
+
 static void put_member(struct kva_buf *out, const cJSON *body, const char *name,
                        const char *fallback)
 {
@@ -287,6 +290,22 @@ static void put_member(struct kva_buf *out, const cJSON *body, const char *name,
         kva_buf_puts(out, fallback);
     out->failed = out->failed || (value && !text);
     free(text);
+}
+
+/* It is kept as long as the response, and returned whenever that is asked for. */
+static enum kva_status check_metadata(struct kva_api_parser *p)
+{
+    const cJSON *value = get(p->call->json, "metadata");
+    char *text = value ? cJSON_PrintUnformatted(value) : NULL;
+    const size_t bytes = text ? strlen(text) : 0;
+    free(text);
+    if (value && !text)
+        return no_memory(p);
+    return bytes <= METADATA_BYTES_MAX
+               ? KVA_OK
+               : kva_fail_param(p->err, KVA_EINVAL, "metadata",
+                                "'metadata' has %zu bytes as JSON, at most %u are kept.", bytes,
+                                METADATA_BYTES_MAX);
 }
 
 static enum kva_status keep_echo(struct kva_api_parser *p)
@@ -374,7 +393,9 @@ enum kva_status kva_api_read_input(struct kva_api_parser *p)
     struct kva_api_call *call = p->call;
     if (!p->input)
         return kva_fail_param(p->err, KVA_EINVAL, "input", "'input' is missing.");
-    enum kva_status status = keep_echo(p);
+    enum kva_status status = check_metadata(p);
+    if (status == KVA_OK)
+        status = keep_echo(p);
     if (status == KVA_OK && call->store)
         status = keep_items(p);
     struct maker m = {.p = p, .messages = cJSON_CreateArray()};
@@ -392,16 +413,25 @@ enum kva_status kva_api_read_input(struct kva_api_parser *p)
 
 /* --- conversations --------------------------------------------------------------------------- */
 
+/* How much deeper what a call was given lies in the messages of a conversation than in a request,
+ * where it is text. */
+#define CONVERSATION_DEPTH 8u
+
 enum kva_status kva_api_continue(const struct kva_api_config *config, struct kva_api_call *call,
                                  const char *conversation, struct kva_err *err)
 {
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(call->json, "messages");
     cJSON *before = NULL;
+    struct kva_json_limits limits = config->limits.json;
+    limits.depth_max = kva_min_u32(limits.depth_max + CONVERSATION_DEPTH, KVA_JSON_DEPTH_MAX);
     enum kva_status status =
-        kva_json_parse(conversation, strlen(conversation), &config->limits.json, &before, err);
-    if (status != KVA_OK)
+        kva_json_parse(conversation, strlen(conversation), &limits, &before, err);
+    if (status != KVA_OK) {
+        const struct kva_err why = *err;
         return kva_fail_param(err, status == KVA_ENOMEM ? status : KVA_EINVAL,
-                              "previous_response_id", "The conversation so far is too long.");
+                              "previous_response_id",
+                              "The conversation so far cannot be continued: %.200s", why.message);
+    }
     /* The new messages go behind the old ones. */
     while (status == KVA_OK && messages->child) {
         cJSON *first = cJSON_DetachItemViaPointer(messages, messages->child);

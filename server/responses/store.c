@@ -1,4 +1,4 @@
-/* store.c - a table by id, and a list by age. */
+/* store.c - a table by id, and for each owner a list by age. */
 #include "server/responses/store.h"
 
 #include "base/list.h"
@@ -9,9 +9,18 @@
 
 #define BUCKETS 4096u
 
+/* Whoever has responses here. */
+struct owner {
+    struct owner *next;
+    struct kva_list ages; /* of its entries, the oldest first */
+    uint64_t id;
+    size_t bytes;
+};
+
 struct entry {
     struct kva_list age;
     struct entry *next; /* in the bucket */
+    struct owner *of;
     uint64_t hash;
     uint64_t owner;
     size_t bytes; /* of all */
@@ -30,7 +39,7 @@ struct kva_response_store {
     size_t bytes_max;
     size_t bytes;
     uint32_t kept;
-    struct kva_list ages; /* the oldest first */
+    struct owner *owners;
     struct entry *buckets[BUCKETS];
 };
 
@@ -41,7 +50,6 @@ enum kva_status kva_response_store_create(size_t bytes_max, struct kva_response_
     if (!store)
         return kva_fail(err, KVA_ENOMEM, "out of memory for stored responses");
     store->bytes_max = bytes_max;
-    kva_list_init(&store->ages);
     pthread_mutex_init(&store->lock, NULL);
     *ret = store;
     return KVA_OK;
@@ -68,25 +76,66 @@ static struct entry **find(struct kva_response_store *store, const char *id, uin
 static void drop(struct kva_response_store *store, struct entry **at)
 {
     struct entry *entry = *at;
+    struct owner **owner = &store->owners;
     *at = entry->next;
     kva_list_remove(&entry->age);
     store->bytes -= entry->bytes;
+    entry->of->bytes -= entry->bytes;
     store->kept--;
+    while (*owner != entry->of)
+        owner = &(*owner)->next;
+    if (kva_list_empty(&entry->of->ages)) {
+        *owner = entry->of->next;
+        free(entry->of);
+    }
     free(entry);
 }
 
-static void drop_oldest(struct kva_response_store *store)
+static void drop_oldest(struct kva_response_store *store, const struct owner *of)
 {
-    struct entry *entry = KVA_CONTAINER_OF(store->ages.next, struct entry, age);
+    struct entry *entry = KVA_CONTAINER_OF(of->ages.next, struct entry, age);
     drop(store, find(store, entry->id, entry->owner));
+}
+
+/* Room for `bytes` of the owner `id`: the oldest responses go of whoever has most, that one's being
+ * added, so that nobody drives out what others have while it has more itself. */
+static void make_room(struct kva_response_store *store, uint64_t id, size_t bytes)
+{
+    while (store->bytes + bytes > store->bytes_max) {
+        const struct owner *fullest = NULL;
+        size_t most = 0;
+        for (const struct owner *owner = store->owners; owner; owner = owner->next) {
+            size_t has = owner->bytes + (owner->id == id ? bytes : 0);
+            if (!fullest || has > most) {
+                fullest = owner;
+                most = has;
+            }
+        }
+        drop_oldest(store, fullest);
+    }
+}
+
+/* NULL: out of memory. */
+static struct owner *owner_of(struct kva_response_store *store, uint64_t id)
+{
+    struct owner *owner = store->owners;
+    while (owner && owner->id != id)
+        owner = owner->next;
+    if (owner || !(owner = calloc(1, sizeof(*owner))))
+        return owner;
+    owner->id = id;
+    kva_list_init(&owner->ages);
+    owner->next = store->owners;
+    store->owners = owner;
+    return owner;
 }
 
 void kva_response_store_destroy(struct kva_response_store *store)
 {
     if (!store)
         return;
-    while (!kva_list_empty(&store->ages))
-        drop_oldest(store);
+    while (store->owners)
+        drop_oldest(store, store->owners);
     pthread_mutex_destroy(&store->lock);
     free(store);
 }
@@ -136,12 +185,18 @@ void kva_response_store_put(struct kva_response_store *store,
     if (!entry)
         return;
     pthread_mutex_lock(&store->lock);
-    while (store->bytes + bytes > store->bytes_max)
-        drop_oldest(store);
+    make_room(store, response->owner, bytes);
+    entry->of = owner_of(store, response->owner);
+    if (!entry->of) {
+        pthread_mutex_unlock(&store->lock);
+        free(entry);
+        return;
+    }
     struct entry **bucket = &store->buckets[entry->hash % BUCKETS];
     entry->next = *bucket;
     *bucket = entry;
-    kva_list_append(&store->ages, &entry->age);
+    kva_list_append(&entry->of->ages, &entry->age);
+    entry->of->bytes += bytes;
     store->bytes += bytes;
     store->kept++;
     pthread_mutex_unlock(&store->lock);

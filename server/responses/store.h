@@ -1,7 +1,7 @@
 /* store.h - responses that may be asked for again, or continued (the Responses API).
  *
- * Memory is bounded: of too many the oldest go. A response belongs to whoever made it; to others it
- * does not exist. Nothing of it is written to a disk.
+ * Memory is bounded: of too many the oldest go of whoever has most. A response belongs to whoever
+ * made it; to others it does not exist. Nothing of it is written to a disk.
  *
  * Thread rule: any thread. */
 #ifndef KVA_SERVER_RESPONSES_STORE_H

@@ -1,5 +1,6 @@
 /* document.c - the one JSON document of a call that is not streamed, and the usage that both forms
  * report. */
+#include "server/api/json.h"
 #include "server/stream/internal.h"
 
 #include <stdlib.h>
@@ -103,11 +104,16 @@ static void ids_json(struct kva_buf *out, const char *name, const uint32_t *ids,
     kva_buf_putc(out, ']');
 }
 
+/* In a history as JSON, if they are JSON that a request could have: no key twice in an object. */
 static void arguments_json(struct kva_buf *out, const struct kva_buf *arguments, bool history)
 {
     struct kva_json_limits limits;
+    cJSON *parsed = NULL;
     kva_json_limits_default(&limits);
-    if (history && kva_json_check(arguments->data, arguments->length, &limits, NULL) == KVA_OK)
+    const bool json = history && kva_json_parse(arguments->data, arguments->length, &limits,
+                                                &parsed, NULL) == KVA_OK;
+    cJSON_Delete(parsed);
+    if (json)
         kva_buf_append(out, arguments->data, arguments->length);
     else
         kva_buf_json_string(out, arguments->data, arguments->length);

@@ -123,6 +123,16 @@ def test_path__what_is_there_is_no_name(place):
     assert "taken for that" in done.stderr and not place.pip_calls()
 
 
+@pytest.mark.parametrize("folder", ["model@lr=1e-4", "checkpoint:", "a@b c"])
+def test_path__may_be_no_name_at_all(place, folder):
+    (place.folder / folder).symlink_to(MODEL)
+    done = subprocess.run(
+        [BINARY, "tokenize", "--model", folder, "--ids", "hello"], cwd=place.folder, env=place.env,
+        capture_output=True, text=True, check=False,
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done
+
+
 def test_path__cares_for_no_hub(place):
     done = place.run("tokenize", "--model", str(MODEL), "x", HF_ENDPOINT="nonsense", HF_TOKEN="\u00e4")
     assert done.returncode == 0 and not done.stderr, done

@@ -205,6 +205,17 @@ def test_store__responses_are_continued_shown_and_deleted(client):
     assert caught.value.param == "previous_response_id" and caught.value.code == "previous_response_not_found"
 
 
+@pytest.mark.parametrize("arguments", ["[" * 60 + "]" * 60, '{"a": 1, "a": 2}', '{"a": "\\u0000"}', "no JSON"],
+                         ids=["deep", "twice", "nul", "text"])
+def test_store__whatever_a_call_was_given_is_continued(client, arguments):
+    items = [{"role": "user", "content": "x"},
+             {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+             {"type": "function_call_output", "call_id": "c", "output": "done"}]
+    first = ask(client, input=items)
+    second = ask(client, input="And then?", previous_response_id=first.id)
+    assert second.output_text and second.usage.input_tokens > first.usage.input_tokens
+
+
 def test_store__says_what_was_asked(client, server):
     items = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"},
              {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Well."}]}]
@@ -291,8 +302,9 @@ def test_store__is_bounded_and_belongs_to_its_key(servers, tmp_path):
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 100_000}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
+        ({"metadata": {"a": "x" * 20_000}}, "metadata"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:80],
 )
 def test_refusals__name_the_field(client, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:

@@ -86,6 +86,35 @@ static void test_store__of_too_many_the_oldest_go(void **state KVA_UNUSED)
     kva_response_store_destroy(store);
 }
 
+static void test_store__nobody_drives_out_who_has_less(void **state KVA_UNUSED)
+{
+    struct kva_response_store *store = create(64 * 1024);
+    struct kva_response_store_stats stats;
+    char id[32], text[1024], large[48 * 1024];
+    memset(text, 'x', sizeof(text) - 1);
+    text[sizeof(text) - 1] = '\0';
+    memset(large, 'y', sizeof(large) - 1);
+    large[sizeof(large) - 1] = '\0';
+    put(store, "resp_first", 1, text);
+    for (unsigned i = 0; i < 500; i++) {
+        snprintf(id, sizeof(id), "resp_%u", i);
+        put(store, id, 2, text);
+        snprintf(id, sizeof(id), "other_%u", i);
+        put(store, id, 3, i % 2 ? large : text);
+        assert_true(holds(store, "resp_first", 1, text));
+    }
+    kva_response_store_get_stats(store, &stats);
+    assert_true(stats.bytes <= 64 * 1024);
+    /* One alone may have all, and gives way to whoever comes then. */
+    put(store, "resp_large", 4, large);
+    assert_true(holds(store, "resp_large", 4, large));
+    assert_true(holds(store, "resp_first", 1, text));
+    assert_true(kva_response_store_remove(store, "resp_first", 1));
+    put(store, "resp_again", 1, text);
+    assert_true(holds(store, "resp_again", 1, text));
+    kva_response_store_destroy(store);
+}
+
 static void test_store__what_cannot_fit_is_not_kept(void **state KVA_UNUSED)
 {
     struct kva_response_store *store = create(512);
@@ -111,6 +140,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store__belongs_to_its_owner),
         cmocka_unit_test(test_store__of_too_many_the_oldest_go),
+        cmocka_unit_test(test_store__nobody_drives_out_who_has_less),
         cmocka_unit_test(test_store__what_cannot_fit_is_not_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
