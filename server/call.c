@@ -359,6 +359,16 @@ static void log_unknown_fields(struct kva_call *call)
     snprintf(info->unknown_field, sizeof(info->unknown_field), "%s", call->api->unknown_field);
 }
 
+/* What a response that is to be stored holds until it is answered. */
+static size_t kept_bytes(const struct kva_api_call *api)
+{
+    size_t bytes = 0;
+    const char *const texts[] = {api->conversation, api->input_items, api->echoed};
+    for (size_t i = 0; i < KVA_COUNT_OF(texts); i++)
+        bytes += texts[i] ? strlen(texts[i]) : 0;
+    return bytes;
+}
+
 /* Back on the event loop. */
 static void prepared(struct kva_job *job)
 {
@@ -375,7 +385,13 @@ static void prepared(struct kva_job *job)
             refuse_job(call, given);
         return;
     }
-    kva_exchange_body_done(call->exchange);
+    enum kva_status status = call->status;
+    if (status == KVA_OK && call->api)
+        status = kva_exchange_body_stays(call->exchange, kept_bytes(call->api), &call->err);
+    else
+        kva_exchange_body_done(call->exchange);
+    if (status != call->status)
+        call->retry_s = 1;
     if (call->api) {
         struct kva_metrics *metrics = &call->server->metrics;
         metrics->unknown_fields += call->api->unknown_fields;
@@ -386,7 +402,6 @@ static void prepared(struct kva_job *job)
         metrics->template_steps += call->api->template_steps;
         metrics->template_failures += call->api->template_failed;
     }
-    enum kva_status status = call->status;
     if (status == KVA_OK)
         status = submit(call);
     if (status != KVA_OK) {

@@ -183,6 +183,20 @@ void kva_exchange_body_done(struct kva_exchange *exchange)
     exchange->account = NULL;
 }
 
+enum kva_status kva_exchange_body_stays(struct kva_exchange *exchange, size_t bytes,
+                                        struct kva_err *err)
+{
+    enum kva_status status;
+    kva_exchange_body_done(exchange);
+    status = bytes > 0 ? hold(exchange, bytes) : KVA_OK;
+    if (status == KVA_OK)
+        return KVA_OK;
+    exchange->body_status = status;
+    status = kva_exchange_body_error(exchange, err);
+    exchange->body_status = KVA_OK; /* the body itself was read */
+    return status;
+}
+
 enum kva_status kva_exchange_expect_body(struct kva_exchange *exchange, struct kva_err *err)
 {
     uint64_t length = kva_exchange_head(exchange)->content_length;

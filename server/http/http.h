@@ -148,6 +148,10 @@ size_t kva_exchange_body_bytes(const struct kva_exchange *exchange);
  * or the exchange's end. */
 char *kva_exchange_take_body(struct kva_exchange *exchange, size_t *ret_length);
 void kva_exchange_body_done(struct kva_exchange *exchange);
+/* Instead, so many bytes go on to count as held: what of it, and of what it asked for, stays until
+ * the exchange's end. Fails: KVA_ERATE, KVA_EBUSY: nothing is held; KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_exchange_body_stays(struct kva_exchange *exchange, size_t bytes,
+                                                       struct kva_err *err);
 
 /* A response header, before the reply. Neither may contain a line break. */
 void kva_exchange_add_header(struct kva_exchange *exchange, const char *name, const char *value);

@@ -8,6 +8,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
+from harness import wait_until
 from openai.types.responses import Response, ResponseStreamEvent
 from test_tools import LAMP, TOOLS, coder, served  # noqa: F401 (a fixture)
 
@@ -203,6 +204,24 @@ def test_store__responses_are_continued_shown_and_deleted(client):
         ask(client, previous_response_id=hidden.id)
     # Clients that then send the whole conversation anew go by this code.
     assert caught.value.param == "previous_response_id" and caught.value.code == "previous_response_not_found"
+
+
+def test_store__what_a_request_continues_counts_as_its_body(servers):
+    server = servers.start("--body-limit", "64K", "--bodies-per-key", "150K")
+    held = "kvahead_request_body_bytes"
+    # The template trims it: few tokens, many bytes.
+    first = server.post("/v1/responses", {"input": "hi" + " " * 60_000, "max_output_tokens": 4})
+    assert first.status == 200, first
+    more = {"input": "x", "previous_response_id": first.json()["id"], "max_output_tokens": 6000, "ignore_eos": True}
+    with server.stream("/v1/responses", **more), server.stream("/v1/responses", **more):
+        assert server.metrics()[held] > 120_000
+        refused = server.post("/v1/responses", more)
+        assert refused.status == 429 and "bodies-per-key" in refused.json()["error"]["message"], refused
+        assert refused.headers["retry-after"] == "1"
+        assert server.post("/v1/responses", {"input": "y", "max_output_tokens": 4}).status == 200
+    wait_until("no body is held", lambda: server.metrics()[held] == 0)
+    again = server.post("/v1/responses", more | {"max_output_tokens": 4})
+    assert again.status == 200, again
 
 
 @pytest.mark.parametrize("arguments", ["[" * 60 + "]" * 60, '{"a": 1, "a": 2}', '{"a": "\\u0000"}', "no JSON"],
