@@ -205,6 +205,9 @@ static enum kva_status fetch(const struct kva_hub_name *name, const struct kva_h
             .commit = choice.files.commit,
         };
         status = fetch_files(&download, &choice, err);
+        /* It told what there is, and then could be asked no more. */
+        if (status == KVA_EIO || status == KVA_EBUSY)
+            *ret_fault = KVA_HUB_BROKEN;
     }
     if (!status && !kva_hub_name_is_commit(name->revision))
         status = kva_hub_cache_put_ref(params->places, name->repository, name->revision,

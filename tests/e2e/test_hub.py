@@ -269,7 +269,7 @@ def test_cache__serving_fetches_no_newer_commit(place):
     assert (place.repository_folder / "refs" / "main").read_text() == OTHER_COMMIT
 
 
-def test_cache__a_hub_that_is_away_is_no_reason_not_to_serve(place):
+def test_cache__a_hub_that_is_away_is_no_reason_not_to_serve(place, monkeypatch):
     files = {k: v for k, v in CHECKPOINT.items() if k != "generation_config.json"}
     place.add(files)
     place.pull()
@@ -280,6 +280,13 @@ def test_cache__a_hub_that_is_away_is_no_reason_not_to_serve(place):
         place.hub.api = lambda handler, code=code, later=later: handler.reply(code, {"Retry-After": later}) or True
         done = place.run("tokenize", "--model", NAME, "x")
         assert "what is in the cache is used" in done.stderr, done
+    # It may be away for files alone.
+    place.hub.api = None
+    with monkeypatch.context() as away:
+        away.setattr(Handler, "file", lambda handler, *_: handler.reply(503, {"Retry-After": "0"}))
+        done = place.run("tokenize", "--model", NAME, "x")
+        assert "what is in the cache is used" in done.stderr, done
+        place.fails("503", NAME)
     # What refuses is not away.
     place.hub.api = lambda handler: handler.refuse(403, "GatedRepo") or True
     done = place.run("tokenize", "--model", NAME, "x")
