@@ -233,7 +233,7 @@ enum kva_status kva_hub_repository_find(const struct kva_hub_name *name,
 {
     struct kva_hub_found cached = {0};
     struct kva_hub_name asked = *name;
-    char commit[KVA_HUB_COMMIT_TEXT];
+    char commit[KVA_HUB_COMMIT_TEXT] = "";
     bool settled = false, offline = params->offline || params->places->offline;
     enum kva_hub_fault fault = KVA_HUB_ANSWERED;
     enum kva_status status = kva_hub_places_check(params->places->cache_path, err);
@@ -246,8 +246,8 @@ enum kva_status kva_hub_repository_find(const struct kva_hub_name *name,
         *ret = cached;
         return KVA_OK;
     }
-    /* Whatever else is of the commit that is here: newer ones come by pull. */
-    if (!status && !params->update)
+    /* Whatever else is of the commit that is here, another model too: newer ones come by pull. */
+    if (*commit && !params->update)
         snprintf(asked.revision, sizeof(asked.revision), "%s", commit);
     status = fetch(&asked, params, ret, &fault, err);
     /* Its history has been written anew. */

@@ -269,6 +269,21 @@ def test_cache__serving_fetches_no_newer_commit(place):
     assert (place.repository_folder / "refs" / "main").read_text() == OTHER_COMMIT
 
 
+def test_cache__another_model_is_of_the_same_commit(place):
+    repository = place.add(GGUF, revisions={COMMIT: COMMIT})
+    place.pull(f"{NAME}:Q4_K_M")
+    repository.commit = OTHER_COMMIT
+    place.run("tokenize", "--model", f"{NAME}:Q8_0", "x")
+    assert (place.repository_folder / "refs" / "main").read_text() == COMMIT
+    snapshot = place.repository_folder / "snapshots" / COMMIT
+    assert {path.name for path in snapshot.iterdir()} >= {"demo-Q4_K_M.gguf", "demo-Q8_0.gguf"}
+    # What the commit does not have is the newest's.
+    repository.files["demo-Q2_K.gguf"] = b"GGUF2"
+    repository.revisions = {}
+    place.run("tokenize", "--model", f"{NAME}:Q2_K", "x")
+    assert (place.repository_folder / "snapshots" / OTHER_COMMIT / "demo-Q2_K.gguf").exists()
+
+
 def test_cache__a_hub_that_is_away_is_no_reason_not_to_serve(place, monkeypatch):
     files = {k: v for k, v in CHECKPOINT.items() if k != "generation_config.json"}
     place.add(files)
