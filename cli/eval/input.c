@@ -1,4 +1,5 @@
 /* input.c - files of text and of prompts. */
+#include "base/json_check.h"
 #include "cli/cli.h"
 #include "cli/eval/eval.h"
 
@@ -219,9 +220,15 @@ static enum kva_status read_line(struct kva_cli_eval *eval, const char *line, si
                                  struct kva_err *err)
 {
     const char *end = NULL;
+    struct kva_json_limits limits;
+    kva_json_limits_default(&limits);
+    limits.values_max = UINT32_MAX;
+    /* cJSON ends a string where it has a NUL. */
+    enum kva_status status = kva_json_check(line, length, &limits, err);
+    if (status)
+        return kva_err_prefix(err, KVA_EFORMAT, "no JSON that a prompt could be");
     cJSON *object = cJSON_ParseWithLengthOpts(line, length, &end, false);
     size_t rest = object ? length - (size_t)(end - line) : 0;
-    enum kva_status status;
     if (!object || strspn(end, " \t\r") < rest)
         status = kva_fail(err, KVA_EFORMAT, "no JSON");
     else

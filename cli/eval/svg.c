@@ -9,6 +9,8 @@
  *             KV head     KV head           KV head */
 #include "cli/eval/eval.h"
 
+#include "base/utf8.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -47,10 +49,15 @@ struct drawing {
     uint32_t cell_width;
 };
 
+/* Text that may have been cut within a character. */
 static void put_text(struct kva_buf *out, const char *text)
 {
-    for (; *text; text++) {
-        if (*text == '&')
+    const size_t length = strlen(text);
+    for (const char *end = text + length - kva_utf8_incomplete_tail(text, length); text < end;
+         text++) {
+        if ((unsigned char)*text < ' ')
+            kva_buf_putc(out, ' ');
+        else if (*text == '&')
             kva_buf_puts(out, "&amp;");
         else if (*text == '<')
             kva_buf_puts(out, "&lt;");
@@ -160,6 +167,17 @@ static uint32_t row_height(const struct drawing *d)
     return NAME_HEIGHT + TITLE_HEIGHT + d->layers * CELL_HEIGHT + AXIS_HEIGHT;
 }
 
+/* Steps that the first of the policies that are drawn was looked at in. */
+static uint64_t looks_of(const struct kva_cli_eval *eval)
+{
+    const struct kva_eval *r = eval->result;
+    for (uint32_t i = 0; i < r->policy_count; i++) {
+        if (is_drawn(&r->policies[i]))
+            return r->policies[i].looks;
+    }
+    return 0;
+}
+
 static void draw_legend(const struct drawing *d, uint32_t x, uint32_t y)
 {
     enum { STEPS = 40 };
@@ -192,7 +210,7 @@ static void draw_head(const struct drawing *d, uint32_t width, uint32_t height)
              slash ? slash + 1 : eval->file_path, eval->sample_count,
              eval->config->eval_text ? (eval->sample_count == 1 ? "window" : "windows")
                                      : (eval->sample_count == 1 ? "prompt" : "prompts"),
-             (unsigned long long)eval->result->policies[0].looks);
+             (unsigned long long)looks_of(eval));
     label(d, MARGIN, 48, "class=\"a\"", line);
     draw_legend(d, width - MARGIN - LEGEND_WIDTH, 20);
 }

@@ -10,9 +10,12 @@
 #include "engine/model/fold.h"
 #include "engine/model/skew.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define WINDOW_TOKENS_MAX 16384u
 /* One window of so many is for looking. */
@@ -163,6 +166,37 @@ static enum kva_status find_model(struct kva_cli_skew *skew, struct kva_config *
     return KVA_OK;
 }
 
+/* An output that is there and is no file would be replaced by one. */
+static enum kva_status check_outputs(const struct kva_config *config, struct kva_err *err)
+{
+    struct stat info;
+    if (config->skew_out && stat(config->skew_out, &info) == 0 && !S_ISREG(info.st_mode))
+        return kva_fail_param(err, KVA_EINVAL, "out", "--out '%.200s' is no regular file",
+                              config->skew_out);
+    if (config->skew_fold && access(config->skew_fold, F_OK) == 0)
+        return kva_fail_param(err, KVA_EINVAL, "fold",
+                              "%.200s is there already; a new folder is to be made",
+                              config->skew_fold);
+    return KVA_OK;
+}
+
+/* Whether the file that is written in the end can be, before hours of work. */
+static enum kva_status check_place(struct kva_cli_skew *skew, struct kva_err *err)
+{
+    const struct kva_skew_file_params params = {.path = skew->model_path,
+                                                .file = skew->config->skew_out};
+    char folder[sizeof(skew->path)];
+    kva_skew_path(&params, skew->path, sizeof(skew->path));
+    snprintf(folder, sizeof(folder), "%s", skew->path);
+    char *slash = strrchr(folder, '/');
+    if (slash)
+        slash[slash == folder] = '\0';
+    if (access(slash ? folder : ".", W_OK) == 0)
+        return KVA_OK;
+    return kva_fail(err, KVA_EIO, "%.1000s cannot be written: %s; --out names another place",
+                    skew->path, strerror(errno));
+}
+
 /* What can be said before anything is read. */
 static enum kva_status check(const struct kva_config *config, struct kva_err *err)
 {
@@ -172,6 +206,8 @@ static enum kva_status check(const struct kva_config *config, struct kva_err *er
     if (!status && !config->skew_text)
         status = kva_fail_param(err, KVA_EINVAL, "text",
                                 "no text: --text FILE is one like those that the model is to read");
+    if (!status)
+        status = check_outputs(config, err);
     return status ? status : kva_cli_check_writable(config->json, err);
 }
 
@@ -179,8 +215,10 @@ static enum kva_status open_and_run(struct kva_cli_skew *skew, const struct kva_
                                     struct kva_err *err)
 {
     const bool folds = config->skew_fold != NULL;
-    enum kva_status status =
-        kva_cli_instance_open(&skew->instance, config, KVA_CLI_TEXTS, skew->stopped, err);
+    const bool writes = !folds || config->skew_out;
+    enum kva_status status = writes ? check_place(skew, err) : KVA_OK;
+    if (!status)
+        status = kva_cli_instance_open(&skew->instance, config, KVA_CLI_TEXTS, skew->stopped, err);
     if (!status && folds)
         status = kva_fold_check(skew->instance.model, config->model, err);
     if (!status)
@@ -193,7 +231,7 @@ static enum kva_status open_and_run(struct kva_cli_skew *skew, const struct kva_
         status = calibrate(skew, err);
     if (!status && folds)
         status = fold(skew, err);
-    if (!status && (!folds || config->skew_out))
+    if (!status && writes)
         status = write_file(skew, err);
     return status;
 }

@@ -234,22 +234,36 @@ static enum kva_status copy_others(struct fold *fold)
 
 /* --- the folder ------------------------------------------------------------------------------- */
 
-/* Files alone: that is all there can be. */
-static void empty_folder(int dir_fd)
+/* Remove what an attempt before has left, which are files of names that the model has, too. Others are
+ * somebody's: then nothing is removed. */
+static enum kva_status empty_folder(const struct fold *fold)
 {
-    const int own = dup(dir_fd);
+    const int own = dup(fold->dir_fd);
     DIR *folder = own >= 0 ? fdopendir(own) : NULL;
+    enum kva_status status = KVA_OK;
     if (!folder) {
         if (own >= 0)
             close(own);
-        return;
+        return KVA_OK;
     }
-    rewinddir(folder);
-    for (struct dirent *entry; (entry = readdir(folder));) {
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            (void)unlinkat(dir_fd, entry->d_name, 0);
+    for (int removes = 0; removes < 2 && !status; removes++) {
+        rewinddir(folder);
+        for (struct dirent *entry; !status && (entry = readdir(folder));) {
+            char path[sizeof(fold->new_path) + 256];
+            if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+                continue;
+            snprintf(path, sizeof(path), "%s/%s", fold->params->path, entry->d_name);
+            if (removes)
+                (void)unlinkat(fold->dir_fd, entry->d_name, 0);
+            else if (access(path, F_OK) != 0)
+                status = kva_fail(fold->err, KVA_EINVAL,
+                                  "%s is there already, and has '%s', which the model has not: "
+                                  "it would be removed",
+                                  fold->new_path, entry->d_name);
+        }
     }
     closedir(folder);
+    return status;
 }
 
 static enum kva_status open_folder(struct fold *fold)
@@ -272,8 +286,7 @@ static enum kva_status open_folder(struct fold *fold)
         return kva_fail(fold->err, KVA_EBUSY, "another process writes %s", fold->new_path);
     }
     fold->dir_fd = fd;
-    empty_folder(fd);
-    return KVA_OK;
+    return empty_folder(fold);
 }
 
 static enum kva_status write_all(struct fold *fold)
@@ -308,7 +321,7 @@ enum kva_status kva_fold_write(const struct kva_model *model, const struct kva_f
     if (!status)
         status = write_all(&fold);
     if (status && fold.dir_fd >= 0) {
-        empty_folder(fold.dir_fd);
+        (void)empty_folder(&fold);
         (void)rmdir(fold.new_path);
     }
     if (fold.dir_fd >= 0)

@@ -91,6 +91,8 @@ bool kva_packed_file_open(struct kva_packed_file *file)
     if (fd < 0) {
         if (errno != ENOENT && errno != ENOTDIR)
             kva_log(KVA_LOG_WARN, "%s cannot be read: %s", file->path, strerror(errno));
+        if (stat(file->path, &info) == 0) /* looked at, all the same */
+            file->looked_ino = info.st_ino;
         return false;
     }
     void *map = MAP_FAILED;

@@ -185,6 +185,7 @@ REFUSALS = [
     (["--prompts", "{list}"], "line 2: expected an object with 'prompt'"),
     (["--prompts", "{ids}"], "line 1: 'prompt' may have token ids from 0 to"),
     (["--prompts", "{one}"], "line 1: 'completion' has one token"),
+    (["--prompts", "{nul}"], "line 1: no JSON that a prompt could be"),
 ]
 
 
@@ -197,6 +198,7 @@ def test_eval__refuses(tmp_path, arguments, says):
         "list": b'{"prompt": "fine"}\n["prompt"]\n',
         "ids": b'{"prompt": [1, 999999]}\n',
         "one": b'{"prompt": [1, 2], "completion": [3]}\n',
+        "nul": b'{"prompt": "half\\u0000of it"}\n',
     }
     paths = {"text": str(TEXT), "folder": str(tmp_path)}
     for name, content in contents.items():

@@ -38,6 +38,10 @@ CHAT_OVERHEAD_TOKENS = 64
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; `--help` has the rest."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # No short forms: a key that is given by one would be kept in reports.
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 

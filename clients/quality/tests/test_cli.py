@@ -265,3 +265,11 @@ def test_interrupt__ends_in_good_order_and_can_be_continued(serve, tmp_path: Pat
     server.behaviour.hold = None
     assert main([*command[3:]]) == 0
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4
+
+
+def test_options__have_no_short_forms(tmp_path: Path, capsys) -> None:
+    # A key that is given by one would be kept in reports.
+    given = ["--base-url", "http://127.0.0.1:1", "--out", str(tmp_path), "--api-k", "secret"]
+    assert main(["ruler", *given]) == 2
+    assert "--api-k" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

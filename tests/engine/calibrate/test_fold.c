@@ -166,7 +166,18 @@ static void test_fold__stopped_or_failed_it_leaves_nothing(void **state KVA_UNUS
     assert_int_equal(kva_fold_write(model, &params, &err), KVA_ECANCELLED);
     assert_int_not_equal(access(new, F_OK), 0);
     assert_int_not_equal(access(out, F_OK), 0);
+    /* What is somebody's stays. */
     params.cancelled = NULL;
+    assert_int_equal(mkdir(new, 0700), 0);
+    checkpoint_puts(&folder, "out.new/model.safetensors", "half");
+    checkpoint_puts(&folder, "out.new/thesis.txt", "years");
+    assert_int_equal(kva_fold_write(model, &params, &err), KVA_EINVAL);
+    assert_non_null(strstr(err.message, "'thesis.txt'"));
+    for (uint32_t i = 0; i < 2; i++) {
+        const char *name = i ? "out.new/thesis.txt" : "out.new/model.safetensors";
+        assert_int_equal(unlink(checkpoint_path(&folder, name, new, sizeof(new))), 0);
+    }
+    assert_int_equal(rmdir(checkpoint_path(&folder, "out.new", new, sizeof(new))), 0);
     params.out_path = "/proc/self/nowhere";
     assert_int_equal(kva_fold_write(model, &params, &err), KVA_EIO);
     kva_skew_destroy(skew);

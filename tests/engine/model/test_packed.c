@@ -17,7 +17,9 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -344,6 +346,19 @@ static void test_packed__a_file_left_unfinished_is_written_over(void **state)
     assert_false(made(checkpoint));
 }
 
+/* What is there and cannot be opened: a socket, as permissions do not stop root. */
+static void test_packed__a_file_that_cannot_be_opened_is_made_anew(void **state)
+{
+    const struct checkpoint *checkpoint = *state;
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    checkpoint_path(checkpoint, FILE_NAME, name.sun_path, sizeof(name.sun_path));
+    assert_int_equal(bind(fd, (struct sockaddr *)&name, sizeof(name)), 0);
+    assert_true(made(checkpoint));
+    assert_false(made(checkpoint));
+    close(fd);
+}
+
 /* --- where it cannot be kept ------------------------------------------------------------------ */
 
 static void expect_unshared(const struct checkpoint *checkpoint, const char *cache_path)
@@ -517,6 +532,7 @@ int main(void)
         TEST(test_packed__another_shape_is_made_anew),
         TEST(test_packed__damage_is_noticed_and_mended),
         TEST(test_packed__a_file_left_unfinished_is_written_over),
+        TEST(test_packed__a_file_that_cannot_be_opened_is_made_anew),
         TEST(test_packed__a_folder_that_cannot_be_written_is_no_failure),
         TEST(test_packed__a_full_disk_is_no_failure),
         TEST(test_packed__another_folder_holds_several_models),
