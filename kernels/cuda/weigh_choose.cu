@@ -437,7 +437,6 @@ static __device__ void weigh_pages(choice_memory<D> &shared, const page_choice &
             weigh_batch(shared, p, c, range, taken, ring);
         }
     }
-    __syncthreads(); /* all tokens are weighed */
 }
 
 /* --- the choice ------------------------------------------------------------------------------- */

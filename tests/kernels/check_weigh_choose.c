@@ -32,7 +32,9 @@ struct once_test {
     struct check_buf q, pages[POOL], mean, a[2], m[PARTIALS_MAX + 1], e[PARTIALS_MAX + 1];
     const void **blocks;
     uint32_t rows; /* of q */
-    bool odd;      /* some levels and queries are no numbers */
+    bool odd;      /* some queries are no numbers, or some levels */
+    bool odd_levels;
+    bool even; /* all pages are about alike */
 };
 
 /* --- building --------------------------------------------------------------------------------- */
@@ -51,9 +53,14 @@ static void make_page(struct check *check, struct once_test *test, struct check_
         for (uint32_t i = 0; i < layout.k_codes / 2; i++) {
             const float x = check_normal(check);
             /* An infinite query times a scale is beyond f16, and times no step no number. */
-            levels[i] = check_narrow(test->odd ? fabsf(x) + 1.1f : x, KVA_F16);
+            levels[i] =
+                check_narrow(test->odd && i < layout.v_scale / 2 ? fabsf(x) + 1.1f : x, KVA_F16);
         }
-        if (test->odd && check_below(check, 3) == 0) /* half the page's tokens, with groups of 32 */
+        /* Keys that differ by codes alone: what weighs most is anywhere, not in a page or two. */
+        if (test->even)
+            memset((unsigned char *)levels + layout.k_zero, 0, layout.v_scale - layout.k_zero);
+        if (test->odd_levels &&
+            check_below(check, 3) == 0) /* half the page's tokens, with groups of 32 */
             levels[check_below(check, layout.v_scale / 2)] = 0x7E00;
     }
 }
@@ -176,9 +183,13 @@ static void make_queries(struct check *check, struct once_test *test)
     for (size_t i = 0; i < count; i++)
         ((float *)test->q.data)[i] *= size;
     check_round_acts(check, test->q.data, count);
-    if (test->odd && check_below(check, 4) > 0)
-        ((float *)test->q.data)[check_below(check, (uint32_t)count)] =
+    for (uint32_t i = 0; test->odd && !test->odd_levels && i < args->seq_count; i++) {
+        const struct kva_lowbit_seq *low = &test->low[i];
+        const uint32_t row = low->row_first + low->select_row;
+        ((float *)test->q
+             .data)[row * args->q_stride + check_below(check, args->heads * args->head_dim)] =
             (const float[]){NAN, INFINITY, -INFINITY, -INFINITY}[check_below(check, 4)];
+    }
 }
 
 /* Attention over the pages, which the operator under test finds, and over more. */
@@ -219,12 +230,13 @@ static void build(struct check *check, struct once_test *test, uint32_t pages, u
     test->blocks = calloc((size_t)SEQS_MAX * (pages + 1), sizeof *test->blocks);
     for (uint32_t i = 0; i < count; i++)
         make_seq(check, test, i, i ? check_below(check, pages + 1) : pages, k);
+    lowbit->seq_count = count;
     make_queries(check, test);
     make_partials(check, test);
     lowbit->q = weigh->q = test->q.data;
     lowbit->seqs = test->low;
     lowbit->blocks = test->blocks;
-    lowbit->seq_count = weigh->seq_count = count;
+    weigh->seq_count = count;
     weigh->partials = test->partials;
     weigh->seqs = test->weigh_seqs;
     weigh->q_stride = lowbit->q_stride;
@@ -368,6 +380,8 @@ static void once_case(struct check *check, uint32_t group, uint32_t pages, uint3
     args->format.group = check_below(check, 2) ? 32 : 64;
     test->weigh.kv_dtype = check_below(check, 2) ? KVA_F16 : KVA_BF16;
     test->odd = odd;
+    test->odd_levels = odd && check_below(check, 3) == 0;
+    test->even = !odd && check_below(check, 2);
     build(check, test, pages, k);
     snprintf(name, sizeof name,
              "heads %u/%u head_dim %u bits %u/%u group %u pages %u seqs %u k %u window %u from %u "
@@ -389,7 +403,7 @@ void check_weigh_choose(struct check *check)
     const uint32_t groups[] = {1, 3, 4, 7, 8, 16, 20}, ks[] = {1, 7, 64, 700, 1024, 1500};
     const uint32_t pages[] = {0, 1, 3, 15, 17, 40, 64, 130, 260};
     /* What is no number in one head, and few that are chosen. */
-    for (uint32_t i = 0; i < 24; i++)
+    for (uint32_t i = 0; i < 40; i++)
         once_case(check, groups[1 + i % 5], (const uint32_t[]){9, 16, 17, 40}[i % 4], 1 + i % 9,
                   true);
     /* Of one head a page's bounds are the same, and hold no more than they must. */
