@@ -125,7 +125,7 @@ def test_skew__planes_want_their_part_of_the_query_weights(made):
         (("--text", TEXT, "--window", "100", "--tokens", "256"), "too few"),
         ((*WINDOWS, "--out", "/proc/self/nowhere"), "--out names another place"),
         (("--text", "nowhere", "--out", "/none/file.skew"), "/none/file.skew cannot be written"),
-        ((*WINDOWS, "--out", "/dev/stdin"), "'/dev/stdin' is no regular file"),
+        ((*WINDOWS, "--out", "/dev/full"), "'/dev/full' is no regular file"),
         (("--text", "nowhere", "--fold", str(MODEL)), "is there already"),
         ((*WINDOWS, "--json", "/proc/self/nowhere"), "/proc/self/nowhere"),
         ((*WINDOWS, "--fold", "nowhere"), "RoPE"),
