@@ -219,7 +219,6 @@ static enum kva_status read_prompt(struct kva_cli_eval *eval, const cJSON *objec
 static enum kva_status read_line(struct kva_cli_eval *eval, const char *line, size_t length,
                                  struct kva_err *err)
 {
-    const char *end = NULL;
     struct kva_json_limits limits;
     kva_json_limits_default(&limits);
     limits.values_max = UINT32_MAX;
@@ -227,12 +226,8 @@ static enum kva_status read_line(struct kva_cli_eval *eval, const char *line, si
     enum kva_status status = kva_json_check(line, length, &limits, err);
     if (status)
         return kva_err_prefix(err, KVA_EFORMAT, "no JSON that a prompt could be");
-    cJSON *object = cJSON_ParseWithLengthOpts(line, length, &end, false);
-    size_t rest = object ? length - (size_t)(end - line) : 0;
-    if (!object || strspn(end, " \t\r") < rest)
-        status = kva_fail(err, KVA_EFORMAT, "no JSON");
-    else
-        status = read_prompt(eval, object, err);
+    cJSON *object = cJSON_ParseWithLength(line, length);
+    status = object ? read_prompt(eval, object, err) : kva_fail(err, KVA_ENOMEM, "out of memory");
     cJSON_Delete(object);
     return status;
 }

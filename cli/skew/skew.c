@@ -166,17 +166,13 @@ static enum kva_status find_model(struct kva_cli_skew *skew, struct kva_config *
     return KVA_OK;
 }
 
-/* An output that is there and is no file would be replaced by one. */
-static enum kva_status check_outputs(const struct kva_config *config, struct kva_err *err)
+/* What is there and is no file would be replaced by one. */
+static enum kva_status check_output(const struct kva_config *config, struct kva_err *err)
 {
     struct stat info;
     if (config->skew_out && stat(config->skew_out, &info) == 0 && !S_ISREG(info.st_mode))
         return kva_fail_param(err, KVA_EINVAL, "out", "--out '%.200s' is no regular file",
                               config->skew_out);
-    if (config->skew_fold && access(config->skew_fold, F_OK) == 0)
-        return kva_fail_param(err, KVA_EINVAL, "fold",
-                              "%.200s is there already; a new folder is to be made",
-                              config->skew_fold);
     return KVA_OK;
 }
 
@@ -207,7 +203,7 @@ static enum kva_status check(const struct kva_config *config, struct kva_err *er
         status = kva_fail_param(err, KVA_EINVAL, "text",
                                 "no text: --text FILE is one like those that the model is to read");
     if (!status)
-        status = check_outputs(config, err);
+        status = check_output(config, err);
     return status ? status : kva_cli_check_writable(config->json, err);
 }
 
@@ -220,7 +216,7 @@ static enum kva_status open_and_run(struct kva_cli_skew *skew, const struct kva_
     if (!status)
         status = kva_cli_instance_open(&skew->instance, config, KVA_CLI_TEXTS, skew->stopped, err);
     if (!status && folds)
-        status = kva_fold_check(skew->instance.model, config->model, err);
+        status = kva_fold_check(skew->instance.model, config->model, config->skew_fold, err);
     if (!status)
         status = kva_eigen_check(skew->instance.device, err);
     if (!status)

@@ -41,9 +41,13 @@ static bool is_plain(const struct kva_model *model, const struct kva_tensor *ten
             (tensor->dtype == KVA_F32 || tensor->dtype == KVA_F16 || tensor->dtype == KVA_BF16));
 }
 
-enum kva_status kva_fold_check(const struct kva_model *model, const char *path, struct kva_err *err)
+enum kva_status kva_fold_check(const struct kva_model *model, const char *path,
+                               const char *out_path, struct kva_err *err)
 {
     const struct kva_model_config *c = &model->config;
+    if (access(out_path, F_OK) == 0)
+        return kva_fail(err, KVA_EINVAL, "%s is there already; a new folder is to be made",
+                        out_path);
     if (c->rope.rotary_dim > 0)
         return kva_fail(err, KVA_EUNSUPPORTED,
                         "a %s model turns its queries and keys by their position (RoPE), which no "
@@ -269,9 +273,6 @@ static enum kva_status empty_folder(const struct fold *fold)
 static enum kva_status open_folder(struct fold *fold)
 {
     const char *out = fold->params->out_path;
-    if (access(out, F_OK) == 0)
-        return kva_fail(fold->err, KVA_EINVAL, "%s is there already; a new folder is to be made",
-                        out);
     if (snprintf(fold->new_path, sizeof(fold->new_path), "%s.new", out) >=
         (int)sizeof(fold->new_path))
         return kva_fail(fold->err, KVA_EINVAL, "the path of '%.100s...' is too long", out);
@@ -315,7 +316,7 @@ enum kva_status kva_fold_write(const struct kva_model *model, const struct kva_f
                         .err = err,
                         .dir_fd = -1,
                         .total = kva_model_files_bytes(model->files)};
-    enum kva_status status = kva_fold_check(model, params->path, err);
+    enum kva_status status = kva_fold_check(model, params->path, params->out_path, err);
     if (!status)
         status = open_folder(&fold);
     if (!status)

@@ -25,13 +25,14 @@ struct kva_fold_params {
     void *progress_opaque;
 };
 
-/* Whether the model can be folded: to be asked before the work. Fails: KVA_EUNSUPPORTED (rotary
- * positions, norms of heads, matrices that are not in the files as they are used; a GGUF file). */
+/* Whether the model can be folded, to out_path: to be asked before the work. Fails: KVA_EINVAL
+ * (there is something), KVA_EUNSUPPORTED (rotary positions, norms of heads, matrices that are not in
+ * the files as they are used; a GGUF file). */
 KVA_MUST_CHECK enum kva_status kva_fold_check(const struct kva_model *model, const char *path,
-                                              struct kva_err *err);
+                                              const char *out_path, struct kva_err *err);
 
 /* Writes the folder. The model is opened from `path`, with matrices as its files have them. Fails:
- * as kva_fold_check; KVA_EINVAL (there is something at out_path), KVA_EBUSY (another process writes
+ * as kva_fold_check; KVA_EINVAL (what an attempt before may have left is somebody's), KVA_EBUSY (another process writes
  * it), KVA_EIO (err names the file), KVA_ENOMEM, KVA_ECANCELLED. */
 KVA_MUST_CHECK enum kva_status kva_fold_write(const struct kva_model *model,
                                               const struct kva_fold_params *params,

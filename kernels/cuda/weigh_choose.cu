@@ -270,7 +270,7 @@ static __device__ uint32_t take_batch(choice_memory<D> &shared, const head_choic
 
 /* Heads [first, end) of the KV head, eight at most. */
 struct head_range {
-    uint32_t first, end, group;
+    uint32_t first, end;
 };
 
 /* Four tokens of the lane's, from `token` on: their weights go to memory, but those of rows, which
@@ -317,7 +317,7 @@ static __device__ void weigh_page(choice_memory<D> &shared, const page_choice &p
                                   const head_choice &c, const head_range &range,
                                   const unsigned char *keys, uint32_t i, uint32_t lane)
 {
-    const uint32_t page = shared.batch.pages[i] & PAGE_OF;
+    const uint32_t page = shared.batch.pages[i] & PAGE_OF, group = p.weigh.group;
     float s[2][2][1][4] = {}, sums[8], factor[2], top[2];
     if (p.group == 32)
         score_page<D, 32>(s, shared.queries, p.bits, keys, lane);
@@ -325,9 +325,8 @@ static __device__ void weigh_page(choice_memory<D> &shared, const page_choice &p
         score_page<D, 64>(s, shared.queries, p.bits, keys, lane);
 #pragma unroll
     for (uint32_t j = 0; j < 2; j++) {
-        const uint32_t h = min(range.first + lane % 4 * 2 + j, range.group - 1);
-        top[j] =
-            kva_peaks_of(c.low.peaks, c.low.page_count, c.kv_head * range.group + h).tops[page];
+        const uint32_t h = min(range.first + lane % 4 * 2 + j, group - 1);
+        top[j] = kva_peaks_of(c.low.peaks, c.low.page_count, c.kv_head * group + h).tops[page];
         factor[j] = kept_factor(top[j], shared.totals, h);
     }
     const uint32_t token = page * TILE + lane / 4 * 4;
@@ -357,7 +356,7 @@ static __device__ void weigh_page(choice_memory<D> &shared, const page_choice &p
 #pragma unroll
     for (uint32_t part = 0; part < 2; part++)
         put_four(c, token + part * 32, shared.batch.rows[i][part] >> lane / 4 * 4, sums + part * 4,
-                 range.end == range.group);
+                 range.end == group);
 }
 
 /* Nothing but a page's rows is chosen. */
@@ -408,6 +407,15 @@ static __device__ void weigh_batch(choice_memory<D> &shared, const page_choice &
     kva_copy_wait<0>();
 }
 
+/* Zero what no copy writes: the channels that a head has not. */
+template <int D> static __device__ void clear_rings(const page_choice &p)
+{
+    KVA_DYNAMIC_SHARED(unsigned char, rings);
+    for (uint32_t i = threadIdx.x * 4; p.pages.page.dim < D && i < p.warps * 2 * p.key_bytes;
+         i += RADIX_THREADS * 4)
+        *reinterpret_cast<uint32_t *>(rings + i) = 0;
+}
+
 /* The weights of all pages of a list. */
 template <int D>
 static __device__ void weigh_pages(choice_memory<D> &shared, const page_choice &p,
@@ -416,21 +424,16 @@ static __device__ void weigh_pages(choice_memory<D> &shared, const page_choice &
     KVA_DYNAMIC_SHARED(unsigned char, rings);
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     unsigned char *ring = rings + warp * 2 * p.key_bytes;
-    if (p.pages.page.dim < D && warp < p.warps) { /* what no copy writes */
-        for (uint32_t i = lane * 4; i < 2 * p.key_bytes; i += KVA_WARP * 4)
-            *reinterpret_cast<uint32_t *>(ring + i) = 0;
-        __syncwarp();
-    }
     if (count == 0)
         return;
     item work = {};
     work.row_first = c.weighed.row;
     for (uint32_t h = 0; h < p.weigh.group; h += 8) {
-        const head_range range = {h, min(h + 8, p.weigh.group), p.weigh.group};
+        const head_range range = {h, min(h + 8, p.weigh.group)};
         work.pair_first = h;
         work.pair_count = range.end - h;
         __syncthreads(); /* the queries before have been multiplied */
-        if (warp == 0)
+        if (warp == 0)   /* with levels of channels they are the same of all formats */
             load_all_pairs<D, 1, 64, 1>(shared.queries, p.pages, c.low, work, c.kv_head, lane);
         for (uint32_t from = 0; from < count; from += BATCH) {
             const uint32_t taken = take_batch(shared, c, list, from, count);
@@ -505,7 +508,8 @@ static __global__ void __launch_bounds__(RADIX_THREADS, D > 128 ? 1 : 2)
     float *own = kva_peaks_own(low.peaks, p.weigh.heads, pages, kv_head);
     float *weights = weighed.weights + static_cast<size_t>(kv_head) * weighed.end;
     head_choice c = {seq, weighed, low, kv_head, rows, weights, own, own + pages, shared.first, 0};
-    find_totals(p.weigh, weighed, kv_head, shared.totals);
+    clear_rings<D>(p);
+    find_totals(p.weigh, weighed, kv_head, shared.totals); /* and the rings are clear */
     weigh_rows(p.weigh, shared.totals, shared.list, weighed, {kv_head, 0, weighed.end, c.weights},
                rows, find_row(weighed, kv_head, rows, threadIdx.x));
     bound_pages(p.weigh, shared.totals, c);

@@ -275,7 +275,8 @@ static enum kva_status read_input(struct maker *m)
 
 /* --- what answers repeat --------------------------------------------------------------------- */
 
-/* 16 pairs of names of 64 characters and values of 512 are less. */
+/* Of metadata, which are kept as long as the response: 16 pairs of names of 64 characters and values
+ * of 512 are less. */
 #define METADATA_BYTES_MAX (16u << 10)
 
 static void put_member(struct kva_buf *out, const cJSON *body, const char *name,
@@ -292,22 +293,6 @@ static void put_member(struct kva_buf *out, const cJSON *body, const char *name,
     free(text);
 }
 
-/* It is kept as long as the response, and returned whenever that is asked for. */
-static enum kva_status check_metadata(struct kva_api_parser *p)
-{
-    const cJSON *value = get(p->call->json, "metadata");
-    char *text = value ? cJSON_PrintUnformatted(value) : NULL;
-    const size_t bytes = text ? strlen(text) : 0;
-    free(text);
-    if (value && !text)
-        return no_memory(p);
-    return bytes <= METADATA_BYTES_MAX
-               ? KVA_OK
-               : kva_fail_param(p->err, KVA_EINVAL, "metadata",
-                                "'metadata' has %zu bytes as JSON, at most %u are kept.", bytes,
-                                METADATA_BYTES_MAX);
-}
-
 static enum kva_status keep_echo(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;
@@ -319,7 +304,9 @@ static enum kva_status keep_echo(struct kva_api_parser *p)
     kva_buf_float(&text, call->sampling.top_p);
     put_member(&text, call->json, "instructions", "null");
     put_member(&text, call->json, "max_output_tokens", "null");
+    size_t metadata_bytes = text.length;
     put_member(&text, call->json, "metadata", "{}");
+    metadata_bytes = text.length - metadata_bytes;
     put_member(&text, call->json, "parallel_tool_calls", "true");
     put_member(&text, call->json, "previous_response_id", "null");
     put_member(&text, call->json, "reasoning", "{\"effort\":null,\"summary\":null}");
@@ -330,6 +317,10 @@ static enum kva_status keep_echo(struct kva_api_parser *p)
     const char *copy = text.failed ? NULL : kva_arena_strndup(&call->arena, text.data, text.length);
     kva_buf_finish(&text);
     call->echoed = copy;
+    if (copy && metadata_bytes > METADATA_BYTES_MAX)
+        return kva_fail_param(p->err, KVA_EINVAL, "metadata",
+                              "'metadata' has %zu bytes as JSON, at most %u are kept.",
+                              metadata_bytes, METADATA_BYTES_MAX);
     return copy ? KVA_OK : no_memory(p);
 }
 
@@ -393,9 +384,7 @@ enum kva_status kva_api_read_input(struct kva_api_parser *p)
     struct kva_api_call *call = p->call;
     if (!p->input)
         return kva_fail_param(p->err, KVA_EINVAL, "input", "'input' is missing.");
-    enum kva_status status = check_metadata(p);
-    if (status == KVA_OK)
-        status = keep_echo(p);
+    enum kva_status status = keep_echo(p);
     if (status == KVA_OK && call->store)
         status = keep_items(p);
     struct maker m = {.p = p, .messages = cJSON_CreateArray()};

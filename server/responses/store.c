@@ -20,9 +20,8 @@ struct owner {
 struct entry {
     struct kva_list age;
     struct entry *next; /* in the bucket */
-    struct owner *of;
+    struct owner *owner;
     uint64_t hash;
-    uint64_t owner;
     size_t bytes; /* of all */
     size_t document_bytes;
     size_t conversation_bytes;
@@ -68,7 +67,7 @@ static struct entry **find(struct kva_response_store *store, const char *id, uin
 {
     uint64_t hash = hash_of(id);
     struct entry **at = &store->buckets[hash % BUCKETS];
-    while (*at && ((*at)->hash != hash || (*at)->owner != owner || strcmp((*at)->id, id) != 0))
+    while (*at && ((*at)->hash != hash || (*at)->owner->id != owner || strcmp((*at)->id, id) != 0))
         at = &(*at)->next;
     return at;
 }
@@ -76,25 +75,25 @@ static struct entry **find(struct kva_response_store *store, const char *id, uin
 static void drop(struct kva_response_store *store, struct entry **at)
 {
     struct entry *entry = *at;
-    struct owner **owner = &store->owners;
+    struct owner *owner = entry->owner, **link = &store->owners;
     *at = entry->next;
     kva_list_remove(&entry->age);
     store->bytes -= entry->bytes;
-    entry->of->bytes -= entry->bytes;
+    owner->bytes -= entry->bytes;
     store->kept--;
-    while (*owner != entry->of)
-        owner = &(*owner)->next;
-    if (kva_list_empty(&entry->of->ages)) {
-        *owner = entry->of->next;
-        free(entry->of);
+    if (kva_list_empty(&owner->ages)) {
+        while (*link != owner)
+            link = &(*link)->next;
+        *link = owner->next;
+        free(owner);
     }
     free(entry);
 }
 
-static void drop_oldest(struct kva_response_store *store, const struct owner *of)
+static void drop_oldest(struct kva_response_store *store, const struct owner *owner)
 {
-    struct entry *entry = KVA_CONTAINER_OF(of->ages.next, struct entry, age);
-    drop(store, find(store, entry->id, entry->owner));
+    struct entry *entry = KVA_CONTAINER_OF(owner->ages.next, struct entry, age);
+    drop(store, find(store, entry->id, owner->id));
 }
 
 /* Room for `bytes` of the owner `id`: the oldest responses go of whoever has most, that one's being
@@ -164,7 +163,6 @@ static struct entry *make(const struct kva_stored_response *response)
     char *at = entry->text;
     *entry = (struct entry){
         .hash = hash_of(response->id),
-        .owner = response->owner,
         .bytes = bytes,
         .document_bytes = response->document_bytes,
         .conversation_bytes = response->conversation_bytes,
@@ -186,8 +184,8 @@ void kva_response_store_put(struct kva_response_store *store,
         return;
     pthread_mutex_lock(&store->lock);
     make_room(store, response->owner, bytes);
-    entry->of = owner_of(store, response->owner);
-    if (!entry->of) {
+    entry->owner = owner_of(store, response->owner);
+    if (!entry->owner) {
         pthread_mutex_unlock(&store->lock);
         free(entry);
         return;
@@ -195,8 +193,8 @@ void kva_response_store_put(struct kva_response_store *store,
     struct entry **bucket = &store->buckets[entry->hash % BUCKETS];
     entry->next = *bucket;
     *bucket = entry;
-    kva_list_append(&entry->of->ages, &entry->age);
-    entry->of->bytes += bytes;
+    kva_list_append(&entry->owner->ages, &entry->age);
+    entry->owner->bytes += bytes;
     store->bytes += bytes;
     store->kept++;
     pthread_mutex_unlock(&store->lock);

@@ -197,11 +197,11 @@ static void test_fold__models_with_something_between_are_refused(void **state KV
         struct kva_err err = {0};
         kva_test_source(cases[i].path, path, sizeof(path));
         struct kva_model *model = opened(path);
-        assert_int_equal(kva_fold_check(model, path, &err), KVA_EUNSUPPORTED);
+        assert_int_equal(kva_fold_check(model, path, "/none", &err), KVA_EUNSUPPORTED);
         expect_message(&err, cases[i].part);
         model->config.rope.rotary_dim = 0;
         model->config.qk_norm = true;
-        assert_int_equal(kva_fold_check(model, path, &err), KVA_EUNSUPPORTED);
+        assert_int_equal(kva_fold_check(model, path, "/none", &err), KVA_EUNSUPPORTED);
         expect_message(&err, "norms its queries");
         kva_model_close(model);
     }
