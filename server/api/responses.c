@@ -304,9 +304,9 @@ static enum kva_status keep_echo(struct kva_api_parser *p)
     kva_buf_float(&text, call->sampling.top_p);
     put_member(&text, call->json, "instructions", "null");
     put_member(&text, call->json, "max_output_tokens", "null");
-    size_t metadata_bytes = text.length;
+    const size_t before = text.length + strlen(",\"metadata\":");
     put_member(&text, call->json, "metadata", "{}");
-    metadata_bytes = text.length - metadata_bytes;
+    const size_t metadata_bytes = text.failed ? 0 : text.length - before;
     put_member(&text, call->json, "parallel_tool_calls", "true");
     put_member(&text, call->json, "previous_response_id", "null");
     put_member(&text, call->json, "reasoning", "{\"effort\":null,\"summary\":null}");
