@@ -188,7 +188,7 @@ static __device__ radix_border find_border(radix &shared, Load load, uint32_t ch
         load(keys, 0);
         bound = find_bound(shared, wanted, keys);
     }
-#pragma unroll
+#pragma unroll 1
     for (int pass = 0; pass < 3; pass++) {
         const int bits = pass < 2 ? RADIX_BITS : 32 - 2 * RADIX_BITS;
         const int shift = pass < 2 ? 32 - (pass + 1) * RADIX_BITS : 0;
