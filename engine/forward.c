@@ -64,9 +64,10 @@ void kva_forward_norm(struct kva_forward *fw, void *out, const void *x, struct k
                               });
 }
 
-/* Of rows that lie one behind the other. */
-static struct kva_linear_args product_of(void *out, const void *x, struct kva_weight weight,
-                                         struct kva_weight bias, uint32_t rows)
+/* Of rows that lie one behind the other, in scratch of rows_max. */
+static struct kva_linear_args product_of(const struct kva_forward *fw, void *out, const void *x,
+                                         struct kva_weight weight, struct kva_weight bias,
+                                         uint32_t rows)
 {
     return (struct kva_linear_args){
         .out = out,
@@ -74,6 +75,7 @@ static struct kva_linear_args product_of(void *out, const void *x, struct kva_we
         .weight = weight,
         .bias = bias,
         .rows = rows,
+        .room = fw->params.rows_max,
         .x_stride = weight.cols,
         .out_stride = weight.rows,
     };
@@ -83,7 +85,7 @@ static struct kva_linear_args product_of(void *out, const void *x, struct kva_we
 static void add_product(struct kva_forward *fw, void *hidden, const void *x,
                         struct kva_weight weight, struct kva_weight bias, uint32_t rows)
 {
-    struct kva_linear_args args = product_of(hidden, x, weight, bias, rows);
+    struct kva_linear_args args = product_of(fw, hidden, x, weight, bias, rows);
     args.accumulate = true;
     fw->ops->linear(fw->device, &args);
 }
@@ -94,9 +96,9 @@ static void project(struct kva_forward *fw, const struct kva_layer_weights *w, u
     const struct kva_scratch_piece *s = fw->scratch;
     const void *normed = s[KVA_SCRATCH_NORMED].data;
     const struct kva_linear_args products[] = {
-        product_of(s[KVA_SCRATCH_Q].data, normed, w->q, w->q_bias, rows),
-        product_of(s[KVA_SCRATCH_K].data, normed, w->k, w->k_bias, rows),
-        product_of(s[KVA_SCRATCH_V].data, normed, w->v, w->v_bias, rows),
+        product_of(fw, s[KVA_SCRATCH_Q].data, normed, w->q, w->q_bias, rows),
+        product_of(fw, s[KVA_SCRATCH_K].data, normed, w->k, w->k_bias, rows),
+        product_of(fw, s[KVA_SCRATCH_V].data, normed, w->v, w->v_bias, rows),
     };
     fw->ops->linear_group(fw->device,
                           &(struct kva_linear_group_args){products, KVA_COUNT_OF(products)});
@@ -193,11 +195,12 @@ static void mlp(struct kva_forward *fw, const struct kva_layer_weights *w, void 
     const void *normed = fw->scratch[KVA_SCRATCH_NORMED].data;
     void *gate = fw->scratch[KVA_SCRATCH_GATE].data;
     void *up = fw->scratch[KVA_SCRATCH_UP].data;
-    const struct kva_linear_args product = product_of(up, normed, w->up, w->up_bias, rows);
+    const struct kva_linear_args product = product_of(fw, up, normed, w->up, w->up_bias, rows);
     if (c->gated_mlp) {
-        fw->ops->linear_glu(fw->device, &(struct kva_linear_glu_args){
-                                            product_of(gate, normed, w->gate, w->gate_bias, rows),
-                                            product, c->activation});
+        fw->ops->linear_glu(
+            fw->device,
+            &(struct kva_linear_glu_args){product_of(fw, gate, normed, w->gate, w->gate_bias, rows),
+                                          product, c->activation});
     } else {
         fw->ops->linear(fw->device, &product);
         fw->ops->glu(fw->device, &(struct kva_glu_args){
@@ -231,7 +234,7 @@ void kva_forward_queries(struct kva_forward *fw, void *q, const void *normed,
                          const struct kva_layer_weights *w, const uint32_t *positions,
                          uint32_t rows)
 {
-    const struct kva_linear_args product = product_of(q, normed, w->q, w->q_bias, rows);
+    const struct kva_linear_args product = product_of(fw, q, normed, w->q, w->q_bias, rows);
     fw->ops->linear(fw->device, &product);
     norm_heads(fw, q, w->q_norm, rows, fw->config->heads);
     rotate_heads(fw, q, NULL, positions, rows);

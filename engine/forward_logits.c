@@ -23,6 +23,7 @@ static float *make_logits(struct kva_forward *fw, const void *hidden, const uint
                                     .x = picked,
                                     .weight = fw->lm_head,
                                     .rows = count,
+                                    .room = fw->params.logit_rows_max,
                                     .x_stride = c->hidden_size,
                                     .out_stride = c->vocab_size,
                                     .out_f32 = true,

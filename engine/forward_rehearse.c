@@ -45,6 +45,7 @@ static void rehearse_planes(struct kva_forward *fw, unsigned char *q, const void
                                                           .weight = weight,
                                                           .bias = planes->biases[layer],
                                                           .rows = count,
+                                                          .room = fw->params.rows_max,
                                                           .x_stride = weight.cols,
                                                           .out_stride = weight.rows});
     for (uint32_t head = 0; head < c->kv_heads && c->rope.rotary_dim > 0; head++)

@@ -94,15 +94,35 @@ static bool run_few(struct kva_device *device, const struct kva_linear_args *pro
            kva_cuda_linear_packed_few(device, products, count);
 }
 
+/* Rows of steps, of which there are now more, now fewer, are rounded up to one of few numbers where
+ * there is memory for more, so that a step has the graph of one before it (step.cu): fewer than
+ * eight, or an eighth, are multiplied for nobody. Below are kernels of few rows; above, no graphs. */
+#define BUCKETS_FIRST 17u
+#define BUCKETS_LAST  512u
+
+static uint32_t bucket_of(const struct kva_linear_args *args)
+{
+    uint32_t unit = 8;
+    if (args->rows < BUCKETS_FIRST || args->rows > BUCKETS_LAST)
+        return args->rows;
+    while (unit * 16 < args->rows)
+        unit *= 2;
+    const uint32_t rows = (args->rows + unit - 1) / unit * unit;
+    return kva_max_u32(args->rows, kva_min_u32(rows, args->room));
+}
+
 void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args)
 {
-    if (args->rows == 0 || !kva_cuda_enter(device) || run_few(device, args, 1) ||
-        kva_cuda_defer_linear(device, args))
+    if (args->rows == 0 || !kva_cuda_enter(device) || run_few(device, args, 1))
         return;
-    if (kva_dtype_is_packed(args->weight.dtype))
-        (void)kva_cuda_linear_packed(device, args, run_plain);
+    struct kva_linear_args whole = *args;
+    whole.rows = bucket_of(args);
+    if (kva_cuda_defer_linear(device, &whole))
+        return;
+    if (kva_dtype_is_packed(whole.weight.dtype))
+        (void)kva_cuda_linear_packed(device, &whole, run_plain);
     else
-        (void)run_plain(device, args);
+        (void)run_plain(device, &whole);
 }
 
 /* Products of few rows that are one branch each, where one beside the first has at most so many bytes

@@ -350,6 +350,68 @@ static void check_counts(struct check *check)
     acts_free(check, &x);
 }
 
+/* A product of `rows` rows, of which there may be `room`, as a step or by itself. */
+static void multiply_rows(struct check *check, const struct kva_linear_args *product, bool deferred)
+{
+    if (deferred)
+        kva_device_step_begin(check->gpu);
+    kva_device_ops(check->gpu)->linear(check->gpu, product);
+    if (deferred)
+        kva_device_step_end(check->gpu);
+    kva_device_sync(check->gpu, KVA_QUEUE_COMPUTE);
+}
+
+/* Steps of a few rows more or less are one graph, where there is room for rows that nobody needs;
+ * a step has the bits of the same call by itself, and what is behind the room stays. */
+static void check_buckets(struct check *check)
+{
+    const uint32_t room = 37, beyond = 3;
+    const size_t row = WIDTH * kva_dtype_bytes(check->act);
+    struct acts x = acts_new(check, check->act, room * WIDTH, 1.0f);
+    struct both_weight weight = weight_new(check, check->act, WIDTH, WIDTH, 1.0f);
+    unsigned char *before = malloc((room + beyond) * row), *step = malloc((room + beyond) * row);
+    unsigned char *alone = malloc((room + beyond) * row);
+    for (size_t i = 0; i < (room + beyond) * row; i++)
+        before[i] = (unsigned char)check_random(check);
+    struct kva_device_steps first, last;
+    kva_device_get_steps(check->gpu, &first);
+    void *out = gpu_new(check, before, (room + beyond) * row);
+    struct kva_linear_args product = {.out = out,
+                                      .x = x.gpu,
+                                      .weight = weight.gpu,
+                                      .room = room,
+                                      .x_stride = WIDTH,
+                                      .out_stride = WIDTH};
+    for (uint32_t i = 0; i < 60; i++) {
+        product.rows = 17 + i % (room - 16);
+        multiply_rows(check, &product, true);
+        gpu_read(check, step, out, (room + beyond) * row);
+        multiply_rows(check, &product, false);
+        gpu_read(check, alone, out, (room + beyond) * row);
+        check_same(check, "rows of a step", step, alone, product.rows * row);
+        check_same(check, "what is behind the room", step + room * row, before + room * row,
+                   beyond * row);
+    }
+    kva_device_get_steps(check->gpu, &last);
+    /* 24, 32 and 37 rows: a graph each, after a step without. */
+    check_that(check, "a few rows more or less are one graph",
+               last.captured - first.captured == 3 && last.replayed - first.replayed == 3);
+    product.room = 0;
+    product.rows = 21;
+    gpu_free(check, out, (room + beyond) * row);
+    product.out = out = gpu_new(check, before, (room + beyond) * row);
+    multiply_rows(check, &product, true);
+    gpu_read(check, step, out, (room + beyond) * row);
+    check_same(check, "what is behind rows without room", step + 21 * row, before + 21 * row,
+               (room + beyond - 21) * row);
+    gpu_free(check, out, (room + beyond) * row);
+    acts_free(check, &x);
+    weight_free(check, &weight);
+    free(alone);
+    free(step);
+    free(before);
+}
+
 /* What cannot be captured is launched call by call, for good, and nothing else changes. */
 static void check_uncapturable(struct check *check)
 {
@@ -394,5 +456,6 @@ void check_step(struct check *check)
         pipeline_free(check, &p);
     }
     check_counts(check);
+    check_buckets(check);
     check_uncapturable(check);
 }
