@@ -8,7 +8,7 @@
 #include <math.h>
 
 #define THREADS     256u
-#define BLOCKS      5u /* that a multiprocessor has registers for */
+#define BLOCKS      4u /* that a multiprocessor has registers, and at heads of 128 memory, for */
 #define GROUP_LANES 16u
 
 struct quantise_params {
@@ -17,7 +17,9 @@ struct quantise_params {
     const uint32_t *exempt; /* NULL: none */
     size_t from_offset, to_offset;
     uint32_t dim;
-    uint32_t row; /* elements of a token's row in shared memory */
+    uint32_t row;      /* elements of a token's row in shared memory */
+    uint32_t code_row; /* and codes of its values: the tokens of a warp meet no bank twice */
+    bool vectors;      /* rows come 16 bytes at a time */
     uint32_t group;
     uint32_t bits, value_bits;
     enum kva_lowbit_levels key_levels, value_levels;
@@ -201,76 +203,123 @@ static __device__ void store_f16(unsigned char *to, uint32_t index, float x)
     reinterpret_cast<kva_f16 *>(to)[index] = kva_from_f32<kva_f16>(x);
 }
 
+/* What a block of threads has in shared memory. */
+template <typename KV> struct page_codes {
+    KV *x;                /* [token][row]: key, value */
+    unsigned char *k, *v; /* codes: [token][dim], [token][code_row] */
+};
+
+template <typename KV>
+static __device__ void load_rows(const quantise_params &p, const KV *from, KV *x)
+{
+    const uint32_t row = 2 * p.dim, count = KVA_PAGE_TOKENS * row;
+    const uint4 *whole = reinterpret_cast<const uint4 *>(from);
+    for (uint32_t i = threadIdx.x; i < count / 8 && p.vectors; i += THREADS) {
+        const uint4 eight = whole[i];
+        uint32_t *to = reinterpret_cast<uint32_t *>(x + i * 8 / row * p.row + i * 8 % row);
+        to[0] = eight.x;
+        to[1] = eight.y;
+        to[2] = eight.z;
+        to[3] = eight.w;
+    }
+    for (uint32_t i = threadIdx.x; i < count && !p.vectors; i += THREADS)
+        x[i / row * p.row + i % row] = from[i];
+}
+
+/* Keys of a channel, `i` of them a page. */
+template <typename KV>
+static __device__ void quantise_keys(const quantise_params &p, const page_codes<KV> &page,
+                                     unsigned char *to, uint32_t exempt, uint32_t i)
+{
+    const uint32_t first = i / p.dim * p.group, channel = i % p.dim;
+    const uint32_t counted = exempt > first ? min(exempt - first, p.group) : 0;
+    group<KV> g = {page.x + first * p.row + channel,
+                   page.k + first * p.dim + channel,
+                   p.row,
+                   p.dim,
+                   p.group,
+                   counted,
+                   0.0f,
+                   0.0f};
+    quantise_group(g, p.bits, p.key_levels);
+    store_f16(to + p.layout.k_scale, i, g.scale);
+    store_f16(to + p.layout.k_zero, i, g.zero);
+}
+
+/* A group of a token's value. */
+template <typename KV>
+static __device__ void quantise_values(const quantise_params &p, const page_codes<KV> &page,
+                                       unsigned char *to, uint32_t i)
+{
+    const uint32_t first = i / KVA_PAGE_TOKENS * p.group, token = i % KVA_PAGE_TOKENS;
+    group<KV> g = {page.x + token * p.row + p.dim + first,
+                   page.v + token * p.code_row + first,
+                   1,
+                   1,
+                   min(p.group, p.dim - first),
+                   0,
+                   0.0f,
+                   0.0f};
+    quantise_group(g, p.value_bits, p.value_levels);
+    store_f16(to + p.layout.v_scale, i, g.scale);
+    store_f16(to + p.layout.v_zero, i, g.zero);
+}
+
+/* A token's key, or its value, whole. */
+template <typename KV>
+static __device__ void quantise_token(const quantise_params &p, const page_codes<KV> &page,
+                                      unsigned char *to, uint32_t i)
+{
+    const uint32_t token = i % KVA_PAGE_TOKENS;
+    const bool value = i >= KVA_PAGE_TOKENS;
+    group<KV> g = {page.x + token * p.row + (value ? p.dim : 0),
+                   value ? page.v + token * p.code_row : page.k + token * p.dim,
+                   1,
+                   1,
+                   p.dim,
+                   0,
+                   0.0f,
+                   0.0f};
+    quantise_row(g, p.bits);
+    store_f16(to + (value ? p.layout.v_scale : p.layout.k_scale), token, g.scale);
+    store_f16(to + (value ? p.layout.v_zero : p.layout.k_zero), token, g.zero);
+}
+
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS, BLOCKS) quantise_kernel(quantise_params p)
 {
     kva_begin();
-    const uint32_t dim = p.dim, block = blockIdx.x, head = blockIdx.y;
-    const size_t rows = static_cast<size_t>(KVA_PAGE_TOKENS) * 2 * dim;
+    const uint32_t block = blockIdx.x, head = blockIdx.y;
     const KV *from = reinterpret_cast<const KV *>(
                          static_cast<const unsigned char *>(p.from[block]) + p.from_offset) +
-                     head * rows;
+                     static_cast<size_t>(head) * KVA_PAGE_TOKENS * 2 * p.dim;
     unsigned char *to =
         static_cast<unsigned char *>(p.to[block]) + p.to_offset + head * p.layout.head_bytes;
     KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
-    KV *x = reinterpret_cast<KV *>(shared_bytes);                                 /* [token][row] */
-    unsigned char *k_codes = shared_bytes + KVA_PAGE_TOKENS * p.row * sizeof(KV); /* [token][dim] */
-    unsigned char *v_codes = k_codes + KVA_PAGE_TOKENS * dim;
-    for (uint32_t i = threadIdx.x; i < rows; i += blockDim.x)
-        x[i / (2 * dim) * p.row + i % (2 * dim)] = from[i];
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < 2 * KVA_PAGE_TOKENS && p.token_keys; i += blockDim.x) {
-        uint32_t token = i % KVA_PAGE_TOKENS;
-        bool value = i >= KVA_PAGE_TOKENS;
-        group<KV> g = {x + token * p.row + (value ? dim : 0),
-                       (value ? v_codes : k_codes) + token * dim,
-                       1,
-                       1,
-                       dim,
-                       0,
-                       0.0f,
-                       0.0f};
-        quantise_row(g, p.bits);
-        store_f16(to + (value ? p.layout.v_scale : p.layout.k_scale), token, g.scale);
-        store_f16(to + (value ? p.layout.v_zero : p.layout.k_zero), token, g.zero);
-    }
-    for (uint32_t i = threadIdx.x; i < p.layout.k_groups * dim && !p.token_keys; i += blockDim.x) {
-        uint32_t first = i / dim * p.group, channel = i % dim;
-        uint32_t exempt = p.exempt ? p.exempt[block] : 0;
-        uint32_t counted = exempt > first ? min(exempt - first, p.group) : 0;
-        group<KV> g = {x + first * p.row + channel,
-                       k_codes + first * dim + channel,
-                       p.row,
-                       dim,
-                       p.group,
-                       counted,
-                       0.0f,
-                       0.0f};
-        quantise_group(g, p.bits, p.key_levels);
-        store_f16(to + p.layout.k_scale, i, g.scale);
-        store_f16(to + p.layout.k_zero, i, g.zero);
-    }
-    for (uint32_t i = threadIdx.x; i < p.layout.v_groups * KVA_PAGE_TOKENS && !p.token_keys;
-         i += blockDim.x) {
-        uint32_t first = i / KVA_PAGE_TOKENS * p.group, token = i % KVA_PAGE_TOKENS;
-        group<KV> g = {x + token * p.row + dim + first,
-                       v_codes + token * dim + first,
-                       1,
-                       1,
-                       min(p.group, dim - first),
-                       0,
-                       0.0f,
-                       0.0f};
-        quantise_group(g, p.value_bits, p.value_levels);
-        store_f16(to + p.layout.v_scale, i, g.scale);
-        store_f16(to + p.layout.v_zero, i, g.zero);
+    page_codes<KV> page;
+    page.x = reinterpret_cast<KV *>(shared_bytes);
+    page.k = shared_bytes + KVA_PAGE_TOKENS * p.row * sizeof(KV);
+    page.v = page.k + KVA_PAGE_TOKENS * p.dim;
+    load_rows(p, from, page.x);
+    __syncthreads(); /* all rows are there */
+    const uint32_t exempt = p.exempt ? p.exempt[block] : 0;
+    const uint32_t keys = p.layout.k_groups * p.dim;
+    const uint32_t groups =
+        p.token_keys ? 2 * KVA_PAGE_TOKENS : keys + p.layout.v_groups * KVA_PAGE_TOKENS;
+    for (uint32_t i = threadIdx.x; i < groups; i += THREADS) {
+        if (p.token_keys)
+            quantise_token(p, page, to, i);
+        else if (i < keys)
+            quantise_keys(p, page, to, exempt, i);
+        else
+            quantise_values(p, page, to, i - keys);
     }
     __syncthreads(); /* all codes are there */
-    for (uint32_t i = threadIdx.x; i < p.value_bits * p.layout.plane_bytes; i += blockDim.x) {
-        uint32_t plane = i / p.layout.plane_bytes, index = i % p.layout.plane_bytes;
+    for (uint32_t i = threadIdx.x; i < p.value_bits * p.layout.plane_bytes; i += THREADS) {
+        const uint32_t plane = i / p.layout.plane_bytes, index = i % p.layout.plane_bytes;
         if (plane < p.bits)
-            to[p.layout.k_codes + i] = pack_byte(k_codes, KVA_PAGE_TOKENS, 1, dim, index, plane);
-        to[p.layout.v_codes + i] = pack_byte(v_codes, dim, dim, 1, index, plane);
+            to[p.layout.k_codes + i] = pack_byte(page.k, KVA_PAGE_TOKENS, 1, p.dim, index, plane);
+        to[p.layout.v_codes + i] = pack_byte(page.v, p.dim, p.code_row, 1, index, plane);
     }
 }
 
@@ -296,7 +345,9 @@ void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args
     p.value_levels = args->format.value_levels;
     p.token_keys = args->format.keys == KVA_KEYS_PER_TOKEN;
     p.layout = kva_lowbit_layout_of(args->format, args->head_dim);
-    size_t shared_bytes = KVA_PAGE_TOKENS * (p.row * 2 + 2 * p.dim);
+    p.code_row = args->head_dim % 8 == 0 ? args->head_dim + 4 : args->head_dim;
+    p.vectors = args->head_dim % 4 == 0;
+    size_t shared_bytes = KVA_PAGE_TOKENS * (p.row * 2 + p.dim + p.code_row);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "quantise",
                  {dim3(args->count, args->kv_heads), THREADS, shared_bytes},
                  args->kv_dtype == KVA_F16 ? quantise_kernel<kva_f16> : quantise_kernel<kva_bf16>,
