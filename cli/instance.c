@@ -30,6 +30,11 @@
  */
 #define LOCK_WAIT_MS (10u * 60 * 1000)
 
+/* Tokens of a step by default. What streams waits for a step, so it is no longer than what a device
+ * needs to multiply as fast as it can: a GPU reads its weights once for all of them. */
+#define CPU_STEP_TOKENS 256u
+#define GPU_STEP_TOKENS 2048u
+
 /* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
 #define AUTO_BUDGET_SHARE 4
 
@@ -320,15 +325,25 @@ static uint64_t device_budget(const struct kva_cli_instance *instance,
     return room > planes ? room - planes : 0;
 }
 
+static uint32_t step_tokens_of(const struct kva_cli_instance *instance,
+                               const struct kva_config *config)
+{
+    const uint64_t usual = instance->on_gpu ? GPU_STEP_TOKENS : CPU_STEP_TOKENS;
+    const uint64_t least = 2 * config->sequences; /* each may have a speculative row */
+    if (config->step_tokens > 0)
+        return (uint32_t)config->step_tokens;
+    return (uint32_t)(usual > least ? usual : least);
+}
+
 /* With keys, a choice may have to give its slot to another key's and waits for one with its host
  * memory: of N keys that come one after another, the first has filled all slots, the second takes
  * half of them, the third a third. Three times the slots are enough for ten. */
-static uint32_t admitted_max(const struct kva_config *config)
+static uint32_t admitted_max(const struct kva_config *config, uint32_t step_tokens)
 {
     uint64_t slots = config->sequences;
     if (config->api_keys.count == 0 && !config->api_key_file)
         return (uint32_t)slots;
-    uint64_t most = 3 * slots < config->step_tokens ? 3 * slots : config->step_tokens;
+    uint64_t most = 3 * slots < step_tokens ? 3 * slots : step_tokens;
     return (uint32_t)(most > slots ? most : slots);
 }
 
@@ -337,6 +352,7 @@ static enum kva_status open_engine(struct kva_cli_instance *instance,
 {
     uint64_t room = kva_memory_available();
     uint64_t share = room / AUTO_BUDGET_SHARE;
+    const uint32_t step_tokens = step_tokens_of(instance, config);
     const struct kva_model_engine_params params = {
         .device = instance->device,
         .model = instance->model,
@@ -344,8 +360,8 @@ static enum kva_status open_engine(struct kva_cli_instance *instance,
                                          : device_budget(instance, config, share),
                    config->host_memory ? config->host_memory : share},
         .context_max = (uint32_t)config->context,
-        .sequences_max = admitted_max(config),
-        .step_tokens_max = (uint32_t)config->step_tokens,
+        .sequences_max = admitted_max(config, step_tokens),
+        .step_tokens_max = step_tokens,
         .prefix_cache = config->prefix_cache,
         .kv_dtype = (enum kva_dtype)config->kv_dtype,
         .planes_percent = (uint32_t)config->skew_planes,

@@ -227,7 +227,7 @@ static enum kva_status start_service(struct serve *serve, struct kva_err *err)
                 .clock = kva_clock_real(),
                 .running_max = (uint32_t)config->sequences,
                 .waiting_max = (uint32_t)config->waiting,
-                .step_tokens_max = (uint32_t)config->step_tokens,
+                .step_tokens_max = serve->instance.engine->limits.step_tokens_max,
                 .prefill_share_pct = (uint32_t)config->prefill_share,
                 .waiting_time_ns = config->waiting_time_ms * KVA_NS_PER_MS,
                 .step_time_ns = config->step_time_ms * KVA_NS_PER_MS,

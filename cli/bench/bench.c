@@ -228,7 +228,7 @@ static enum kva_status open_instance(struct kva_bench *bench, struct kva_config 
     uint32_t sequences = kva_bench_sequences(bench) + 1;
     config->sequences = sequences;
     /* A sequence may have a speculative row. */
-    if (config->step_tokens < 2ull * sequences)
+    if (config->step_tokens > 0 && config->step_tokens < 2ull * sequences)
         config->step_tokens = 2ull * sequences;
     return kva_cli_instance_open(&bench->instance, config, KVA_CLI_TEXTS, NULL, err);
 }
