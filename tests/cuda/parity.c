@@ -1,10 +1,11 @@
 /* parity.c - the engine on the CUDA device against the engine on the CPU.
  *
  *     parity --module PATH [--seed N] [--prompt TOKENS] [--output TOKENS] [--trained] [--layers N]
- *         MODEL...
+ *         [--policy NAME]... MODEL...
  *
- * With --layers, a model that is not there is made, with so many layers: those of families have
- * two, and a step of many is cut into pieces of several (kernels/cuda/step.cu).
+ * With --policy, only those and `full`. With --layers, a model that is not there is made, with so
+ * many layers: those of families have two, and a step of many is cut into pieces of several
+ * (kernels/cuda/step.cu).
  *
  * For each model and KV policy: the log-probability of every token of a prompt (the model sees the
  * same tokens on both), then greedy decoding until the two part, which they may only where the best
@@ -57,6 +58,7 @@ struct trace {
 
 static int failures;
 static bool trained;           /* --trained */
+static uint32_t wanted;        /* --policy: a bit each; 0: all */
 static const uint64_t *counts; /* of a simulation (simt_control); NULL: a real GPU */
 
 enum {
@@ -355,6 +357,21 @@ static const struct variant {
     {"infinigen, planes", .policy = KVA_KV_INFINIGEN, .planes = true},
 };
 
+/* false: there is no such policy. */
+static bool want(const char *name)
+{
+    const enum kva_kv_policy_id policy = kva_kv_policy_find(name);
+    if (policy == KVA_KV_POLICY_COUNT)
+        return false;
+    wanted |= 1u << policy | 1u << KVA_KV_FULL;
+    return true;
+}
+
+static bool is_wanted(enum kva_kv_policy_id policy)
+{
+    return wanted == 0 || wanted >> policy & 1;
+}
+
 /* A slot of a store has no place in a sliding window, and a part of a query no norm: such models are
  * refused. */
 static bool fits(const struct variant *variant, const struct kva_model *model)
@@ -438,7 +455,7 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
     for (size_t i = 0; i < KVA_COUNT_OF(variants); i++) {
         const struct variant *variant = &variants[i];
         const char *what = variant->name ? variant->name : kva_kv_policy_name(variant->policy);
-        if (!fits(variant, cpu.model))
+        if (!is_wanted(variant->policy) || !fits(variant, cpu.model))
             continue;
         run->kv = kva_kv_spec_default(variant->policy);
         run->kv.predictor = variant->predictor;
@@ -547,6 +564,8 @@ int main(int argc, char **argv)
             seed = strtoull(argv[++i], NULL, 0);
         } else if (strcmp(argv[i], "--layers") == 0 && i + 1 < argc) {
             layers = (uint32_t)strtoul(argv[++i], NULL, 10);
+        } else if (strcmp(argv[i], "--policy") == 0 && i + 1 < argc && want(argv[i + 1])) {
+            i++;
         } else if (module && argv[i][0] != '-') {
             make_model(argv[i], layers);
             enum kva_dtype act = model_format(argv[i]);
@@ -563,7 +582,7 @@ int main(int argc, char **argv)
         fprintf(
             stderr,
             "usage: %s --module PATH [--seed N] [--prompt TOKENS] [--output TOKENS] [--trained] "
-            "[--layers N] MODEL...\n",
+            "[--layers N] [--policy NAME]... MODEL...\n",
             argv[0]);
         return 2;
     }

@@ -5,6 +5,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <set>
 
 namespace ptx
@@ -378,19 +379,35 @@ static void prepare_registers(const kernel &kernel)
     }
 }
 
-/* What ran, for the log: kernels and forms. */
-static std::set<std::string> kernels_run, forms_run;
+/* What ran, for the log: kernels and forms; with PTX_KERNELS in the environment, each kernel's
+ * launches, threads and bytes of shared memory of a block at most. */
+struct use {
+    uint64_t launches;
+    uint32_t threads;
+    uint64_t shared_bytes;
+};
+static auto &kernels_run = *new std::map<std::string, use>; /* there when all else has ended */
+static auto &forms_run = *new std::set<std::string>;
 
-static void note(const kernel &kernel)
+static void note(const kernel &kernel, size_t dynamic_bytes)
 {
-    if (kernels_run.insert(kernel.name).second)
+    use &own = kernels_run[kernel.name];
+    if (own.launches++ == 0)
         forms_run.insert(kernel.forms.begin(), kernel.forms.end());
+    own.threads = std::max(own.threads, current.thread_count);
+    own.shared_bytes = std::max(own.shared_bytes, kernel.shared_bytes + dynamic_bytes);
 }
 
 __attribute__((destructor)) static void report()
 {
     if (kernels_run.empty())
         return;
+    for (const auto &[name, own] : kernels_run) {
+        if (getenv("PTX_KERNELS"))
+            fprintf(stderr, "ptx: %s: %llu launches, %u threads, %llu bytes of shared memory\n",
+                    name.c_str(), (unsigned long long)own.launches, own.threads,
+                    (unsigned long long)own.shared_bytes);
+    }
     fprintf(stderr,
             "ptx: %zu kernels, %zu forms in them, %llu instructions of warps, %llu of lanes\n",
             kernels_run.size(), forms_run.size(), (unsigned long long)totals.warp_instructions,
@@ -407,7 +424,7 @@ void execute(const kernel &kernel, const unsigned char *params, size_t shared_by
     if (current.thread_count > kernel.threads_max)
         simt::defect("%s: %u threads a block, where %u may be", kernel.name.c_str(),
                      current.thread_count, kernel.threads_max);
-    note(kernel);
+    note(kernel, shared_bytes);
     forget_global_memory();
     prepare_registers(kernel);
     simt::for_each_block([=] { run_block(shared_bytes); });
