@@ -190,14 +190,15 @@ struct lowbit {
     struct kva_lowbit_format format;
     struct kva_select_seq *seqs;
     const void **blocks;
-    struct kva_row_cache hot;
-    void *low, *scratch, *state;
-    void **to; /* quantise: where each page of the first sequence goes */
+    struct kva_row_cache *hot; /* [caches]: one for each sequence, FETCHES_MAX at least */
+    void *low, *scratch, *hot_rows;
+    unsigned char *state; /* [caches]: all but the rows */
+    void **to;            /* quantise: where each page of the first sequence goes */
     const void **from;
     const void **host_from; /* the same pages in the host tier, and again the first FETCHES_MAX */
     void *host;
-    size_t low_bytes, scratch_bytes, state_bytes, hot_row_bytes;
-    uint32_t pages, stamp;
+    size_t low_bytes, scratch_bytes, state_bytes, hot_row_bytes; /* the latter two of a cache */
+    uint32_t pages, caches;
 };
 
 #define HOT_K       64u
@@ -238,8 +239,8 @@ static void run_quantise(struct bench *bench, const void *opaque, uint32_t call 
                                                                     .format = l->format});
 }
 
-/* What SpeCache does for a layer, for so many sequences. They share the slots, but read other rows:
- * those that come twice would come from the L2 cache. */
+/* What SpeCache does for a layer, for so many sequences. They read other rows: those that come twice
+ * would come from the L2 cache. */
 struct rows_bench {
     const struct kva_row_cache *caches[FETCHES_MAX];
     struct kva_rows_fetch fetches[FETCHES_MAX];
@@ -265,16 +266,13 @@ static void run_fetch(struct bench *bench, const void *opaque, uint32_t call KVA
                                                                         .queue = KVA_QUEUE_COPY});
 }
 
-/* Each head's slots hold the pinned tokens and, behind them, k that lie far from each other, all of
- * which are to be fetched. */
-static void fill_rows(struct bench *bench, struct lowbit *l)
+/* A cache's state in host memory. */
+static void fill_cache(unsigned char *host, uint32_t token_count)
 {
     const size_t slots = (size_t)KV_HEADS * HOT_SLOTS;
-    unsigned char *host = bench_take(bench, KVA_MEM_HOST, l->state_bytes);
     uint32_t *tokens = (uint32_t *)(void *)(host + 64), *used = tokens + slots;
     uint32_t *order = used + slots, *missing = order + slots, *count = missing + slots;
-    uint32_t *chosen = count + KV_HEADS, apart = (l->a->tokens - HOT_SINKS) / HOT_K;
-    memset(host, 0, l->state_bytes);
+    uint32_t *chosen = count + KV_HEADS, apart = (token_count - HOT_SINKS) / HOT_K;
     for (uint32_t i = 0; i < slots; i++) {
         uint32_t slot = i % HOT_SLOTS;
         bool pinned = slot < HOT_SINKS, has = slot < HOT_SINKS + HOT_K;
@@ -287,9 +285,50 @@ static void fill_rows(struct bench *bench, struct lowbit *l)
     }
     for (uint32_t h = 0; h < KV_HEADS; h++)
         count[h] = HOT_SINKS + HOT_K;
-    kva_device_copy(bench->device, KVA_QUEUE_COMPUTE, l->state, host, l->state_bytes);
+}
+
+/* Each head's slots hold the pinned tokens and, behind them, k that lie far from each other, all of
+ * which are to be fetched. */
+static void fill_rows(struct bench *bench, struct lowbit *l)
+{
+    const size_t bytes = l->caches * l->state_bytes;
+    unsigned char *host = bench_take(bench, KVA_MEM_HOST, bytes);
+    memset(host, 0, bytes);
+    for (uint32_t i = 0; i < l->caches; i++)
+        fill_cache(host + i * l->state_bytes, l->a->tokens);
+    kva_device_copy(bench->device, KVA_QUEUE_COMPUTE, l->state, host, bytes);
     kva_device_sync(bench->device, KVA_QUEUE_COMPUTE);
-    bench_give(bench, KVA_MEM_HOST, host, l->state_bytes);
+    bench_give(bench, KVA_MEM_HOST, host, bytes);
+}
+
+/* A row cache for every sequence. */
+static void hot_new(struct bench *bench, struct lowbit *l)
+{
+    const size_t slots = (size_t)KV_HEADS * HOT_SLOTS;
+    l->caches = kva_max_u32(l->a->sequences, FETCHES_MAX);
+    l->hot_row_bytes = slots * 2 * DIM * 2;
+    l->state_bytes =
+        kva_align_up(64 + (4 * slots + KV_HEADS + (size_t)KV_HEADS * HOT_K) * sizeof(uint32_t), 64);
+    l->hot_rows = bench_take_random(bench, l->caches * l->hot_row_bytes);
+    l->state = bench_take(bench, KVA_MEM_DEVICE, l->caches * l->state_bytes);
+    l->hot = calloc(l->caches, sizeof *l->hot);
+    for (uint32_t i = 0; i < l->caches; i++) {
+        unsigned char *state = l->state + i * l->state_bytes;
+        uint32_t *at = (uint32_t *)(void *)(state + 64);
+        l->hot[i] =
+            (struct kva_row_cache){.rows = (unsigned char *)l->hot_rows + i * l->hot_row_bytes,
+                                   .tokens = at,
+                                   .used = at + slots,
+                                   .order = at + 2 * slots,
+                                   .missing = at + 3 * slots,
+                                   .count = at + 4 * slots,
+                                   .chosen = at + 4 * slots + KV_HEADS,
+                                   .hits = (uint64_t *)(void *)state,
+                                   .slots = HOT_SLOTS,
+                                   .pinned = HOT_SINKS,
+                                   .k = HOT_K};
+    }
+    fill_rows(bench, l);
 }
 
 static void lowbit_new(struct bench *bench, struct lowbit *l, const struct attention *a,
@@ -318,44 +357,27 @@ static void lowbit_new(struct bench *bench, struct lowbit *l, const struct atten
     for (uint32_t i = 0; i < l->pages + FETCHES_MAX; i++)
         l->host_from[i] =
             (unsigned char *)l->host + i % l->pages * kva_kv_block_bytes(KV_HEADS, DIM);
-    /* One set of hot rows, for all sequences. */
-    size_t slots = (size_t)KV_HEADS * HOT_SLOTS;
-    l->hot_row_bytes = slots * 2 * DIM * 2;
-    l->state_bytes = (4 * slots + KV_HEADS + KV_HEADS * HOT_K) * sizeof(uint32_t) + 64;
-    unsigned char *state = bench_take(bench, KVA_MEM_DEVICE, l->state_bytes);
-    uint32_t *at = (uint32_t *)(void *)(state + 64);
-    l->state = state;
-    l->hot = (struct kva_row_cache){.rows = bench_take_random(bench, l->hot_row_bytes),
-                                    .tokens = at,
-                                    .used = at + slots,
-                                    .order = at + 2 * slots,
-                                    .missing = at + 3 * slots,
-                                    .count = at + 4 * slots,
-                                    .chosen = at + 4 * slots + KV_HEADS,
-                                    .hits = (uint64_t *)(void *)state,
-                                    .slots = HOT_SLOTS,
-                                    .pinned = HOT_SINKS,
-                                    .k = HOT_K};
-    fill_rows(bench, l);
+    hot_new(bench, l);
     for (uint32_t s = 0; s < a->sequences; s++)
         l->seqs[s] = (struct kva_select_seq){.row_first = s * a->rows,
                                              .row_count = a->rows,
                                              .position_first = a->tokens,
                                              .block_first = s * l->pages,
                                              .page_count = l->pages,
-                                             .rows = s == 0 ? &l->hot : NULL,
-                                             .select_row = s == 0 ? a->rows - 1 : UINT32_MAX};
+                                             .rows = &l->hot[s],
+                                             .select_row = a->rows - 1};
 }
 
 static void lowbit_free(struct bench *bench, struct lowbit *l)
 {
     bench_give(bench, KVA_MEM_DEVICE, l->low, l->low_bytes);
     bench_give(bench, KVA_MEM_DEVICE, l->scratch, l->scratch_bytes);
-    bench_give(bench, KVA_MEM_DEVICE, l->state, l->state_bytes);
-    bench_give(bench, KVA_MEM_DEVICE, l->hot.rows, l->hot_row_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, l->state, l->caches * l->state_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, l->hot_rows, l->caches * l->hot_row_bytes);
     bench_give(bench, KVA_MEM_HOST, (void *)l->host_from,
                (l->pages + FETCHES_MAX) * sizeof *l->host_from);
     bench_give(bench, KVA_MEM_HOST, l->host, l->pages * kva_kv_block_bytes(KV_HEADS, DIM));
+    free(l->hot);
     free(l->from);
     free(l->seqs);
     free(l->blocks);
@@ -370,8 +392,8 @@ static void bench_rows(struct bench *bench, struct lowbit *l)
     printf("  quantise %.1f us, %.0f GB/s read\n", quantise * 1e6, from / quantise * 1e-9);
     struct rows_bench rows;
     for (uint32_t i = 0; i < FETCHES_MAX; i++) {
-        rows.caches[i] = &l->hot;
-        rows.fetches[i] = (struct kva_rows_fetch){&l->hot, l->host_from + i, NULL};
+        rows.caches[i] = &l->hot[i];
+        rows.fetches[i] = (struct kva_rows_fetch){&l->hot[i], l->host_from + i, NULL};
     }
     for (rows.count = 1; rows.count <= FETCHES_MAX; rows.count *= FETCHES_MAX) {
         double count = (double)rows.count * KV_HEADS * HOT_K;
@@ -383,7 +405,21 @@ static void bench_rows(struct bench *bench, struct lowbit *l)
     }
 }
 
-/* Two rows a sequence, as SpeCache has them; the first sequence chooses rows. */
+/* Attention over low bits, with rows chosen by each sequence's last row or without. */
+static void bench_lowbit_case(struct bench *bench, struct lowbit *l, bool choose)
+{
+    const struct attention *a = l->a;
+    for (uint32_t s = 0; s < a->sequences; s++)
+        l->seqs[s].select_row = choose ? a->rows - 1 : UINT32_MAX;
+    double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_lowbit, l);
+    printf("  %u bit, %2u x %6u tokens%-16s %9.1f %9.0f %7.0f %9.0f\n", l->format.bits,
+           a->sequences, a->tokens, choose ? ", rows chosen" : "", seconds * 1e6,
+           (double)l->low_bytes / seconds * 1e-9,
+           100 * (double)l->low_bytes / seconds / bench->copy_bytes_per_s,
+           (double)a->page_bytes / seconds * 1e-9);
+}
+
+/* Two rows a sequence, as SpeCache has them. */
 void bench_lowbit(struct bench *bench)
 {
     static const uint32_t shapes[][2] = {{1, 32768}, {16, 32768}, {36, 32768}};
@@ -397,11 +433,8 @@ void bench_lowbit(struct bench *bench)
             struct lowbit l;
             lowbit_new(bench, &l, &a, bits);
             run_quantise(bench, &l, 0);
-            double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_lowbit, &l);
-            printf("  %u bit, %2u sequences of %6u tokens    %9.1f %9.0f %7.0f %9.0f\n", bits,
-                   sequences, a.tokens, seconds * 1e6, (double)l.low_bytes / seconds * 1e-9,
-                   100 * (double)l.low_bytes / seconds / bench->copy_bytes_per_s,
-                   (double)a.page_bytes / seconds * 1e-9);
+            bench_lowbit_case(bench, &l, false);
+            bench_lowbit_case(bench, &l, true);
             if (i == 0)
                 bench_rows(bench, &l);
             lowbit_free(bench, &l);
