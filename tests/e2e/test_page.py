@@ -529,6 +529,42 @@ def test_markdown_is_rendered_alike_in_any_pieces(chat: web.Browser, scripted: S
         assert part in shape, (part, shape)
 
 
+# Where a list's first item is indented, or is of another kind than those below it.
+ODD_LISTS = [
+    " - d\n- a\n  - c\n    code",
+    " 3) t\n  - c\n- a",
+    "  - c\n   10. n\n- a",
+    "   10. n\n1. x\n   10. n\n---",
+    "* e\n - d\n  - c\n2. y",
+]
+
+
+def test_lists_with_odd_indents_are_the_same_when_they_stream_and_when_they_are_loaded(
+    chat: web.Browser, scripted: Scripted
+) -> None:
+    def answer(out: Out) -> None:
+        out.begin()
+        for sign in text:
+            out.text(sign)
+            painted.acquire(timeout=SOON_S)
+        out.end()
+
+    shape = f"return document.querySelector('{LAST} .body').innerHTML"
+    for text in ODD_LISTS:
+        painted = threading.Semaphore(0)
+        scripted.answers = [answer]
+        chat.click("#new")
+        ask(chat, "a list")
+        for i in range(1, len(text) + 1):
+            wait_until(f"{i} are painted", lambda i=i: chat.text("#hint").startswith(f"{i} token"))
+            painted.release()
+        wait_done(chat, 1)
+        streamed = chat.js(shape)
+        chat.reload()
+        chat.wait(".dot.ready")
+        assert chat.js(shape) == streamed, text
+
+
 def test_nothing_shifts_while_an_answer_streams(chat: web.Browser, scripted: Scripted) -> None:
     def answer(out: Out) -> None:
         out.begin()

@@ -251,9 +251,10 @@ function endOfFence(lines, i, mark) {
   return lines.length;
 }
 
+const isOrdered = (item) => /\d/.test(ITEM.exec(item)[2]);
+
 /* Items, and whatever is indented below them. */
-function endOfList(lines, i) {
-  const ordered = /\d/.test(ITEM.exec(lines[i])[2]);
+function endOfList(lines, i, ordered) {
   let j = i + 1;
   for (; j < lines.length; j++) {
     if (isBlank(lines[j])) {
@@ -269,10 +270,12 @@ function endOfList(lines, i) {
   return j;
 }
 
-/* {kind, from, to} of the block at or after line i; null: only blank lines are left. */
-function nextBlock(lines, i) {
+/* {kind, from, to} of the block at or after line i; null: only blank lines are left. `list`: whose next
+ * item is there. */
+function nextBlock(lines, i, list) {
   while (i < lines.length && isBlank(lines[i])) i++;
   if (i === lines.length) return null;
+  if (list) return { kind: 'list', from: i, to: endOfList(lines, i, list.ordered) };
   const line = lines[i];
   const fence = FENCE.exec(line);
   if (fence) {
@@ -286,7 +289,7 @@ function nextBlock(lines, i) {
     while (j < lines.length && QUOTE.test(lines[j])) j++;
     return { kind: 'quote', from: i, to: j };
   }
-  if (ITEM.test(line)) return { kind: 'list', from: i, to: endOfList(lines, i) };
+  if (ITEM.test(line)) return { kind: 'list', from: i, to: endOfList(lines, i, isOrdered(line)) };
   if (isTable(lines, i)) {
     for (j = i + 2; j < lines.length && !isBlank(lines[j]) && lines[j].includes('|');) j++;
     return { kind: 'table', from: i, to: j };
@@ -335,9 +338,8 @@ function makeItem(lines, depth) {
   return node;
 }
 
-/* Where the items of a list begin, in lines. */
-function itemStarts(lines) {
-  const base = indentOf(lines[0]);
+/* Where the items of a list begin, in lines; `base`: the indent of its first. */
+function itemStarts(lines, base) {
   const starts = [];
   lines.forEach((line, i) => { if (indentOf(line) < base + 2 && ITEM.test(line)) starts.push(i); });
   return starts;
@@ -349,8 +351,8 @@ function emptyList(line) {
   return h(/\d/.test(sign) ? 'ol' : 'ul', start >= 0 && start !== 1 ? { start } : {});
 }
 
-function makeItems(lines, depth) {
-  const starts = itemStarts(lines);
+function makeItems(lines, depth, base = indentOf(lines[0])) {
+  const starts = itemStarts(lines, base);
   return starts.map((start, i) => makeItem(lines.slice(start, starts[i + 1]), depth));
 }
 
@@ -415,12 +417,12 @@ class Markdown {
     this.settled = 0; /* characters whose blocks are complete */
     this.open = [];   /* nodes of the others, at most two */
     this.code = null; /* what makes the open block grow, if it is code */
-    this.list = null; /* the open block, if it is a list of which some items are complete */
+    this.list = null; /* {node, base, ordered} of the open block, if it is a list of which items are complete */
   }
 
   update(text) {
     const lines = text.slice(this.settled).split('\n');
-    let block = nextBlock(lines, 0);
+    let block = nextBlock(lines, 0, this.list);
     let next = null;
     let line = 0;
     while (block && (next = nextBlock(lines, block.to)) && next.from < lines.length - 1) {
@@ -439,8 +441,8 @@ class Markdown {
   showOpen(lines, block, next) {
     const after = next ? [makeBlock(lines, next, 0, false)] : [];
     if (this.list) {
-      const items = makeItems(lines.slice(block.from, block.to), 0);
-      this.list.append(...items);
+      const items = makeItems(lines.slice(block.from, block.to), 0, this.list.base);
+      this.list.node.append(...items);
       this.replaceOpen([...items, ...after]);
     } else {
       this.replaceOpen([makeBlock(lines, block, 0, false), ...after]);
@@ -450,13 +452,14 @@ class Markdown {
   /* Items that another one follows are complete. */
   growList(lines, block, line) {
     const own = lines.slice(block.from, block.to);
-    const starts = itemStarts(own);
+    const base = this.list ? this.list.base : indentOf(own[0]);
+    const starts = itemStarts(own, base);
     const last = starts.findLast((start) => block.from + start < lines.length - 1) || 0;
     if (last > 0) {
-      const list = this.list || emptyList(own[0]);
-      const items = makeItems(own.slice(0, last), 0);
-      this.replaceOpen(this.list ? [] : [list]);
-      list.append(...items);
+      const list = this.list || { node: emptyList(own[0]), base, ordered: isOrdered(own[0]) };
+      const items = makeItems(own.slice(0, last), 0, base);
+      this.replaceOpen(this.list ? [] : [list.node]);
+      list.node.append(...items);
       this.open = [];
       this.list = list;
       for (; line < block.from + last; line++) this.settled += lines[line].length + 1;
