@@ -1,6 +1,7 @@
 """A server that gives the page its document and answers as a test says: piece by piece, late, cut off, or hostile.
 
-The document and its headers are those of a real server, and so is everything that is asked for but chats.
+The document and its headers are those of a real server, and so is everything that is asked for but chats, and what a
+test has put in its place.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class Scripted:
         self.real = real
         self.answers: list[Callable[[Out], None]] = []
         self.bodies: list[dict[str, Any]] = []
+        # path -> function that makes what is there: its status, text and headers; None: the connection ends
+        self.places: dict[str, Callable[[], tuple[int, str, dict[str, str]] | None]] = {}
         self.left = threading.Event()  # a chat whose page has gone
         outer = self
 
@@ -87,6 +90,9 @@ class Scripted:
                 pass
 
             def do_GET(self) -> None:
+                if self.path in outer.places:
+                    self.put(outer.places[self.path]())
+                    return
                 wanted = {k: v for k, v in self.headers.items() if k in ("Accept", "Accept-Encoding")}
                 reply = outer.real.request("GET", self.path, headers=wanted)
                 self.send_response(reply.status)
@@ -95,6 +101,16 @@ class Scripted:
                         self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(reply.body)
+
+            def put(self, made: tuple[int, str, dict[str, str]] | None) -> None:
+                if made is None:
+                    return
+                status, text, headers = made
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(text.encode())), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(text.encode())
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))

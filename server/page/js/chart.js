@@ -9,14 +9,14 @@ function niceMax(value, isBytes) {
   if (!(value > 0)) return 1;
   if (isBytes) return 2 ** Math.ceil(Math.log2(value * 1.0001));
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((bound) => bound >= value * 1.0001);
+  return [1, 2, 2.5, 5].map((step) => step * power).find((bound) => bound >= value * 1.0001) || 10 * power;
 }
 
 class Chart {
   /* series: [{label, className, area}]; text: a value for people; max: of the axis, if it is fixed;
    * isBytes: the axis ends at a power of two. */
   constructor(title, { series, text, max, isBytes, note }) {
-    Object.assign(this, { title, series, text, max, isBytes, points: [] });
+    Object.assign(this, { title, series, text, max, isBytes, points: [], pointed: 0 });
     this.paths = series.map(({ className, area }) => svg('path', { class: `${area ? 'area' : 'line'} ${className}` }));
     this.mark = svg('line', { class: 'mark', y1: 0, y2: CHART_H });
     this.mark.style.display = 'none';
@@ -27,7 +27,7 @@ class Chart {
       svg('path', { class: 'grid', d: `M0 .5H${CHART_W}M0 ${CHART_H / 2}H${CHART_W}M0 ${CHART_H - 0.5}H${CHART_W}` }),
       ...this.paths, this.mark);
     this.picture.addEventListener('pointermove', (event) => this.point(event));
-    this.picture.addEventListener('pointerleave', () => this.showValues(this.points.length - 1));
+    this.picture.addEventListener('pointerleave', () => this.showValues(0));
     this.note = h('p', { className: 'note', text: note || '' });
     this.node = h('section', { className: 'chart', 'aria-label': title },
       h('h2', { text: title }),
@@ -50,7 +50,7 @@ class Chart {
     this.series.forEach(({ area }, s) => {
       this.paths[s].setAttribute('d', this.path(points.map((point) => point[s]), max, area));
     });
-    this.showValues(points.length - 1);
+    this.showValues(this.pointed);
   }
 
   /* Where there is no value the line is broken; a value alone is a dash. */
@@ -77,10 +77,14 @@ class Chart {
     return d;
   }
 
-  showValues(i) {
+  /* The sample that is `back` before the newest, also when there are newer ones. */
+  showValues(back) {
+    const i = Math.max(0, this.points.length - 1 - back);
     const point = this.points[i];
-    this.mark.style.display = i === this.points.length - 1 ? 'none' : '';
+    this.pointed = back;
+    this.mark.style.display = back === 0 ? 'none' : '';
     if (!point) return;
+    for (const end of ['x1', 'x2']) this.mark.setAttribute(end, this.x(i, this.capacity));
     this.values.forEach((node, s) => {
       node.textContent = Number.isFinite(point[s]) ? this.text(point[s]) : '–';
     });
@@ -93,10 +97,6 @@ class Chart {
     const box = this.picture.getBoundingClientRect();
     const x = (event.clientX - box.left) / box.width * CHART_W;
     const step = CHART_W / (this.capacity - 1);
-    const i = Math.round(this.points.length - 1 - (CHART_W - x) / step);
-    const at = Math.max(0, Math.min(this.points.length - 1, i));
-    this.mark.setAttribute('x1', this.x(at, this.capacity));
-    this.mark.setAttribute('x2', this.x(at, this.capacity));
-    this.showValues(at);
+    this.showValues(Math.max(0, Math.min(this.points.length - 1, Math.round((CHART_W - x) / step))));
   }
 }

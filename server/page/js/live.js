@@ -3,6 +3,7 @@
 
 const SAMPLE_MS = 2000;
 const SAMPLES_MAX = 91;  /* three minutes */
+const ROWS_MAX = 100;    /* requests that are listed */
 const WINDOW = 5;        /* samples over which rates and quantiles are taken */
 
 const QUEUE_REASONS = { batch_full: 'a place in the batch', device_bytes: 'device memory', host_bytes: 'host memory',
@@ -118,7 +119,9 @@ const live = (() => {
     const heads = ['Request', 'State', 'Prompt', 'Output', 'Policy', 'Device', 'Host', 'Hits', 'Age'];
     const head = h('tr', {}, ...heads.map((text) => h('th', { scope: 'col', text })));
     place.replaceChildren(h('table', {}, h('thead', {}, head),
-      h('tbody', {}, ...requests.slice(0, 100).map(row))));
+      h('tbody', {}, ...requests.slice(0, ROWS_MAX).map(row))));
+    const left = requests.length - ROWS_MAX;
+    if (left > 0) place.append(h('p', { className: 'muted', text: `${count(left)} more are not shown.` }));
   }
 
   /* --no-live-view answers 404. */

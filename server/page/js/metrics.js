@@ -44,9 +44,9 @@ class Sample {
 }
 
 /* Per second, since an earlier sample; null: there is none. */
-function rate(now, before, name, labels) {
+function rate(now, before, name) {
   const gone = (now.at - before.at) / 1000;
-  return gone > 0 ? Math.max(0, now.value(name, labels) - before.value(name, labels)) / gone : null;
+  return gone > 0 ? Math.max(0, now.value(name) - before.value(name)) / gone : null;
 }
 
 /* Of what was observed between two samples; null: nothing was. As Prometheus estimates it: linear
