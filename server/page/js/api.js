@@ -4,24 +4,40 @@
 
 const KEY = 'kvahead.key';
 
-const keys = {
-  get: () => { try { return sessionStorage.getItem(KEY) || ''; } catch { return ''; } },
-  set: (key) => { try { sessionStorage.setItem(KEY, key); } catch { /* asked for again after a reload */ } },
-  forget: () => { try { sessionStorage.removeItem(KEY); } catch { /* there was none */ } },
-};
+/* What a header can carry, and a server compares. */
+const isKey = (text) => /^[\x21-\x7e]+$/.test(text);
+
+const keys = (() => {
+  let key = '';
+  try {
+    const stored = sessionStorage.getItem(KEY) || '';
+    if (isKey(stored)) key = stored;
+  } catch { /* it lasts until a reload */ }
+  return {
+    get: () => key,
+    set(text) {
+      key = text;
+      try { sessionStorage.setItem(KEY, text); } catch { /* asked for again after a reload */ }
+    },
+    forget() {
+      key = '';
+      try { sessionStorage.removeItem(KEY); } catch { /* there was none */ }
+    },
+  };
+})();
 
 /* status 0: the server could not be reached, or was lost. */
 class ApiError extends Error {
-  constructor(message, { status = 0, param = null, code = null, retryAfter = 0 } = {}) {
+  constructor(message, { status = 0, param = null, retryAfter = 0 } = {}) {
     super(message);
-    Object.assign(this, { status, param, code, retryAfter });
+    Object.assign(this, { status, param, retryAfter });
   }
 }
 
 function errorOf(document, status, retryAfter) {
   const error = document && document.error;
   const message = error && typeof error.message === 'string' ? error.message : `The server answered ${status}.`;
-  return new ApiError(message, { status, param: error?.param, code: error?.code, retryAfter });
+  return new ApiError(message, { status, param: error?.param, retryAfter });
 }
 
 async function request(path, options = {}) {

@@ -16,6 +16,7 @@ const chat = {
   onchange: () => {},
   onkey: () => {},     /* a key is wanted */
   onrefused: () => {}, /* a field was refused */
+  onlost: () => {},    /* the server was not there, or is another one */
 };
 
 const emptyConversation = (settings) =>
@@ -306,6 +307,7 @@ function finish(job) {
   chat.onchange();
   if (message.error) {
     announce(message.error.message);
+    if (message.error.status === 0 || message.error.param === 'model') chat.onlost();
     if (message.error.status === 401) chat.onkey(message.error.message);
     else if (conversation === chat.current) chat.onrefused(message.error);
   } else {

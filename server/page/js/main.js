@@ -20,8 +20,9 @@ function showState(text, kind) {
   byId('dot').className = `dot ${kind}`;
 }
 
-function chooseModel(id) {
-  chat.model = models.find((model) => model.id === id) || models[0] || null;
+/* The first of these that is served, or the first that is. */
+function chooseModel(...ids) {
+  chat.model = ids.map((id) => models.find((model) => model.id === id)).find(Boolean) || models[0] || null;
   if (chat.model) byId('model').value = chat.model.id;
 }
 
@@ -36,33 +37,45 @@ async function askServed() {
     }
     models = list;
     byId('model').replaceChildren(...models.map(({ id }) => h('option', { value: id, text: id })));
-    chooseModel(store.getText('model'));
+    chooseModel(chat.model?.id, store.getText('model'));
     const policies = (await getJson('v1/kvahead/policies')).data;
     form.offer(chat.model, policies);
     showState(`${count(chat.model.max_model_len)} tokens`, 'ready');
     showSummary();
   } catch (error) {
-    if (error.status === 401 || error.status === 429) {
-      showState(error.status === 401 ? 'Needs a key' : 'Too many wrong keys', 'bad');
-      if (error.status === 401) askKey(keys.get() ? error.message : '');
+    if (error.status === 401) {
+      showState('Needs a key', 'bad');
+      askKey(keys.get() ? error.message : '');
       return;
     }
-    showState(error.status ? error.message : 'Not reachable', 'bad');
-    servedTimer = setTimeout(askServed, 2 * SERVED_EVERY_MS);
+    const text = error.status === 429 ? 'Too many wrong keys' : error.message;
+    showState(error.status ? text : 'Not reachable', 'bad');
+    servedTimer = setTimeout(askServed, Math.max(2 * SERVED_EVERY_MS, error.retryAfter * 1000 || 0));
   }
 }
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-function askKey(problem) {
-  const dialog = byId('key-dialog');
+function showKeyProblem(problem) {
   byId('key-problem').textContent = problem;
   byId('key-problem').hidden = !problem;
-  byId('key-field').toggleAttribute('aria-invalid', Boolean(problem));
+  byId('key-field').setAttribute('aria-invalid', String(Boolean(problem)));
+  byId('key-field').focus();
+}
+
+function askKey(problem) {
+  const dialog = byId('key-dialog');
   byId('key-field').value = '';
   byId('key-forget').hidden = !keys.get();
   if (!dialog.open) dialog.showModal();
-  byId('key-field').focus();
+  showKeyProblem(problem);
+}
+
+function submitKey() {
+  const key = byId('key-field').value.trim();
+  if (!key) return;
+  if (isKey(key)) useKey(key);
+  else showKeyProblem('A key has no spaces, and no letters or signs that are not ASCII. Was more than the key copied?');
 }
 
 /* What was refused for want of a key is asked again. */
@@ -200,8 +213,10 @@ function closeOverlays() {
 /* --- theme ------------------------------------------------------------------------------------ */
 
 const THEMES = { '': 'as the system', light: 'light', dark: 'dark' };
+let theme = '';
 
-function useTheme(theme) {
+function useTheme(name) {
+  theme = name;
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
   byId('theme').setAttribute('aria-label', `Theme: ${THEMES[theme]}`);
@@ -210,9 +225,8 @@ function useTheme(theme) {
 
 function nextTheme() {
   const names = Object.keys(THEMES);
-  const theme = names[(names.indexOf(store.getText('theme') || '') + 1) % names.length];
+  useTheme(names[(names.indexOf(theme) + 1) % names.length]);
   store.setText('theme', theme);
-  useTheme(theme);
   announce(`Theme: ${THEMES[theme]}`);
 }
 
@@ -304,8 +318,7 @@ function listen() {
   on('key', 'click', () => askKey(''));
   on('key-form', 'submit', (event) => {
     event.preventDefault();
-    const key = byId('key-field').value.trim();
-    if (key) useKey(key);
+    submitKey();
   });
   on('key-cancel', 'click', () => byId('key-dialog').close());
   on('key-forget', 'click', () => useKey(''));
@@ -342,10 +355,12 @@ chat.onchange = () => {
   if (isKept(chat.current) && location.hash !== hash) history.replaceState(null, '', hash);
 };
 chat.onkey = askKey;
+chat.onlost = askServed;
 chat.onrefused = (error) => {
-  if (!error.param || !byId(`f-${error.param.replace('.', '-')}`)) return;
+  const field = form.fieldOf(error.param);
+  if (!field) return;
   openPanel(true);
-  form.refuse(error.param, error.message);
+  form.refuse(field, error.message);
 };
 
 useTheme(['light', 'dark'].includes(store.getText('theme')) ? store.getText('theme') : '');

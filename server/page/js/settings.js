@@ -46,7 +46,7 @@ function settingsSummary(settings, model) {
   return parts.join(' · ');
 }
 
-/* The form. onchange(settings) is called with what is valid. */
+/* The form. onchange(settings) is called with what is valid; what is not valid is not in them. */
 class SettingsForm {
   constructor(form, onchange) {
     this.form = form;
@@ -64,6 +64,7 @@ class SettingsForm {
 
   /* What the server has: once it is known, and again when it changes. */
   offer(model, policies) {
+    if (JSON.stringify([model, policies]) === JSON.stringify([this.model, this.policies])) return;
     this.model = model;
     this.policies = policies;
     this.build();
@@ -80,11 +81,17 @@ class SettingsForm {
 
   /* A field with its label, its hint and the place of its problem. */
   field(id, label, control, hint) {
-    const hintId = `${id}-hint`;
+    const help = this.help(id, control, hint);
+    return h('div', { className: 'field' }, h('label', { for: id, text: label }), control, help);
+  }
+
+  /* What is changed is not what was refused: the mark goes. */
+  help(id, control, hint = '') {
     control.id = id;
-    control.setAttribute('aria-describedby', hintId);
-    return h('div', { className: 'field' },
-      h('label', { for: id, text: label }), control, h('p', { className: 'help', id: hintId, text: hint || '' }));
+    control.setAttribute('aria-describedby', `${id}-hint`);
+    control.addEventListener(control.matches('select, [type=checkbox]') ? 'change' : 'input',
+      () => this.mark(control, null));
+    return h('p', { className: 'help', id: `${id}-hint`, 'data-hint': hint, text: hint });
   }
 
   number(group, rule, placeholder, hint) {
@@ -96,8 +103,8 @@ class SettingsForm {
     input.addEventListener('input', () => {
       const ok = input.validity.valid || (input.validity.stepMismatch && !Number.isInteger(rule.step));
       const range = `${rule.min} to ${count(rule.max)}${rule.step > 1 ? `, a multiple of ${rule.step}` : ''}`;
-      this.mark(input, ok ? null : range, hint);
-      if (ok) this.set(group, rule.name, input.value === '' ? undefined : Number(input.value));
+      if (!ok) this.mark(input, range);
+      this.set(group, rule.name, ok && input.value !== '' ? Number(input.value) : undefined);
     });
     return node;
   }
@@ -111,24 +118,26 @@ class SettingsForm {
     return this.field(id, label, select, hint);
   }
 
-  /* Say at the field what is wrong with it. */
-  mark(control, problem, hint) {
+  /* Say at the field what is wrong with it; null: nothing is. */
+  mark(control, problem) {
     const place = byId(`${control.id}-hint`);
-    control.toggleAttribute('aria-invalid', problem !== null);
-    if (problem !== null) control.setAttribute('aria-invalid', 'true');
-    place.textContent = problem || hint || '';
+    if (problem === null) control.removeAttribute('aria-invalid');
+    else control.setAttribute('aria-invalid', 'true');
+    place.textContent = problem || place.dataset.hint;
     place.classList.toggle('problem', problem !== null);
   }
 
-  /* A refusal of the server that names a field: true if it is in the form. */
-  refuse(param, message) {
-    const control = param && byId(`f-${String(param).replace('.', '-')}`);
-    if (!control) return false;
-    const closed = control.closest('details');
+  /* The field that the server's name of a parameter means, if there is one. */
+  fieldOf(param) {
+    return param ? byId(`f-${String(param).replace('.', '-')}`) : null;
+  }
+
+  /* The server refused what is in a field. */
+  refuse(field, message) {
+    const closed = field.closest('details');
     if (closed) closed.open = true;
-    this.mark(control, message);
-    control.scrollIntoView({ block: 'nearest' });
-    return true;
+    this.mark(field, message);
+    field.focus();
   }
 
   policySetting(setting) {
@@ -154,8 +163,8 @@ class SettingsForm {
     input.addEventListener('input', () => {
       const text = input.value.trim();
       const ok = rule.pattern.test(text);
-      this.mark(input, ok ? null : rule.says, hint);
-      if (ok) this.set('kv', setting.name, text === '' ? undefined : /^\d+$/.test(text) ? Number(text) : text);
+      if (!ok) this.mark(input, rule.says);
+      this.set('kv', setting.name, !ok || text === '' ? undefined : /^\d+$/.test(text) ? Number(text) : text);
     });
     return node;
   }
@@ -174,7 +183,7 @@ class SettingsForm {
         else delete this.settings.kv;
         this.onchange(this.settings);
         own.replaceChildren(...this.ownFields());
-        this.mark(byId('f-kv-policy'), null, hint());
+        byId('f-kv-policy-hint').dataset.hint = hint();
       });
     own.append(...this.ownFields());
     return [choice, own];
@@ -184,12 +193,13 @@ class SettingsForm {
   ownFields() {
     const policy = this.policies.find((one) => one.name === policyOf(this.settings, this.model));
     if (!policy || policy.settings.length === 0) return [];
-    const paper = h('input', { type: 'checkbox', id: 'f-kv-paper' });
+    const paper = h('input', { type: 'checkbox' });
+    const paperHelp = this.help('f-kv-paper', paper);
     paper.checked = this.settings.kv?.paper === true;
     paper.addEventListener('change', () => this.set('kv', 'paper', paper.checked ? true : undefined));
     const own = h('details', { className: 'more-settings', id: 'policy-settings' },
       h('summary', { text: `Settings of ${policy.name}` }),
-      h('label', { className: 'check' }, paper, 'Start from the settings of the paper'),
+      h('label', { className: 'check' }, paper, 'Start from the settings of the paper'), paperHelp,
       ...policy.settings.map((setting) => this.policySetting(setting)));
     own.open = this.policyOpen || Object.keys(this.settings.kv || {}).length > 1;
     own.addEventListener('toggle', () => { this.policyOpen = own.open; });
