@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from harness import SOON_S, clean_environment, wait_until
@@ -94,7 +95,7 @@ class Driver:
 
 
 class Browser:
-    """One browser with one tab."""
+    """One browser, and the tab of it that is looked at."""
 
     def __init__(self, driver: Driver, path: str) -> None:
         self.driver, self.path = driver, path
@@ -114,6 +115,24 @@ class Browser:
 
     def reload(self) -> None:
         self.call("POST", "/refresh")
+
+    @contextlib.contextmanager
+    def two_tabs(self, url: str) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+        """Functions that look at this tab, and at a second one, which is looked at first and closed in the end."""
+
+        def look(handle: str) -> None:
+            self.call("POST", "/window", {"handle": handle})
+
+        first = self.call("GET", "/window")
+        second = self.call("POST", "/window/new", {"type": "tab"})["handle"]
+        try:
+            look(second)
+            self.go(url)
+            yield lambda: look(first), lambda: look(second)
+        finally:
+            look(second)
+            self.call("DELETE", "/window")
+            look(first)
 
     def cdp(self, command: str, **params: Any) -> Any:
         """Chromium's own protocol."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import browser as web
 import pytest
 from harness import wait_until
-from page import LAST, ask, stored, wait_done
+from page import LAST, answers, ask, stored, wait_done
 from scripted import Scripted
 
 if not web.find():
@@ -152,6 +152,40 @@ def test_what_cannot_be_stored_stays_until_the_page_goes(chat: web.Browser, scri
     chat.reload()
     chat.wait(LAST)
     assert chat.text("#title") == "first" and rows() == ["first", "stored"]
+
+
+def test_a_system_prompt_is_stored_once_nothing_is_typed(chat: web.Browser, scripted: Scripted) -> None:
+    answers(scripted, "One.", "Two.")
+    ask(chat, "a")
+    wait_done(chat, 1)
+    chat.js("window.puts = 0; const put = Storage.prototype.setItem;"
+            "Storage.prototype.setItem = function (...args) { puts++; return put.apply(this, args); }")  # fmt: skip
+    chat.click("#tune")
+    chat.js("""const field = document.querySelector('#f-system');
+        for (const sign of 'Be brief.') {
+            field.value += sign;
+            field.dispatchEvent(new Event('input'));
+        }""")
+    assert chat.text("#summary") == "KV full · system prompt"
+    wait_until("it is stored", lambda: stored(chat)["settings"].get("system") == "Be brief.")
+    assert chat.js("return puts") == 2, "the index, and the conversation"
+    # Nor is it lost where nobody waits for it.
+    chat.type("#f-system", " Be kind.")
+    chat.click("#new")
+    assert stored(chat)["settings"]["system"] == "Be brief. Be kind."
+    chat.click(".row-item .open")
+    chat.type("#f-system", " Be.")
+    chat.reload()
+    chat.wait(".dot.ready")
+    assert chat.js("return document.querySelector('#f-system').value") == "Be brief. Be kind. Be."
+    chat.click("#tune")
+    chat.type("#f-system", " Gone.")
+    chat.js("document.querySelector('.row-item .drop').click()")
+    chat.click("#ask-yes")
+    wait_until("it is gone", lambda: chat.count(".row-item") == 0)
+    chat.reload()
+    chat.wait(".dot.ready")
+    assert chat.count(".row-item") == 0
 
 
 BROKEN = ["nonsense", "null", "{}", "[1, null, {}]", '[{"id": "x", "title": "T", "at": 1}, {"id": "y", "title": "U"}]']

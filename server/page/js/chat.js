@@ -3,6 +3,7 @@
  * kept. */
 
 const SAVE_EVERY_MS = 1000;
+const TYPED_MS = 400;
 const PINNED_PX = 48;
 
 const chat = {
@@ -17,21 +18,129 @@ const chat = {
   onkey: () => {},     /* a key is wanted */
   onrefused: () => {}, /* a field was refused */
   onlost: () => {},    /* the server was not there, or is another one */
+  onsettings: () => {},  /* another tab has changed those of the conversation that is shown */
+  ongone: () => {},    /* another tab has deleted it */
 };
 
 const emptyConversation = (settings) =>
-  ({ id: newId(), title: '', settings: structuredClone(settings || {}), messages: [] });
+  ({ revision: '', id: newId(), title: '', settings: structuredClone(settings || {}), messages: [] });
 const isKept = (conversation) => conversation.messages.length > 0;
+
+/* --- what is kept, and other tabs ------------------------------------------------------------- */
 
 function keep(conversation, isNews) {
   if (!isKept(conversation)) return;
+  const { id } = conversation;
+  if (store.isStale(conversation)) giveWay(conversation);
   if (store.save(conversation, isNews)) chat.unsaved.delete(conversation.id);
   else chat.unsaved.set(conversation.id, conversation);
   showNotice();
+  if (conversation.id !== id) chat.onchange();
+}
+
+/* The messages of `part` are the first ones of `all`, whose last may have grown since. */
+const isBeginning = (part, all) => part.length <= all.length && part.every(({ role, content }, i) =>
+  role === all[i].role && (content === all[i].content
+    || (role === 'assistant' && i === part.length - 1 && all[i].content.startsWith(content))));
+
+/* Another tab has written the conversation since. If that has no messages but what is here its
+ * settings are taken; else this one goes on under a name of its own, so that nothing is lost. */
+function giveWay(conversation) {
+  const stored = store.load(conversation.id);
+  if (!stored) return;
+  if (isBeginning(stored.messages, conversation.messages)) takeSettings(conversation, stored.settings);
+  else rename(conversation);
+}
+
+function takeSettings(conversation, settings) {
+  if (JSON.stringify(settings) === JSON.stringify(conversation.settings)) return;
+  conversation.settings = settings;
+  if (conversation === chat.current) chat.onsettings();
+}
+
+function rename(conversation) {
+  const job = chat.jobs.get(conversation.id);
+  chat.jobs.delete(conversation.id);
+  chat.unsaved.delete(conversation.id);
+  Object.assign(conversation, { id: newId(), revision: '' });
+  if (job) chat.jobs.set(conversation.id, job);
+  announce('Another tab went on with this conversation, too: there are two of it now.');
+}
+
+/* Settings are stored when nothing was changed for a while: with each key all messages would be. */
+let typed = null;
+let typedTimer = 0;
+
+function keepTypedSoon() {
+  typed = chat.current;
+  clearTimeout(typedTimer);
+  typedTimer = setTimeout(keepTyped, TYPED_MS);
+}
+
+/* With the messages that another tab may have stored since. */
+function keepTyped() {
+  const conversation = typed;
+  typed = null;
+  clearTimeout(typedTimer);
+  if (!conversation) return;
+  const stored = store.isStale(conversation) && isKept(conversation) && store.load(conversation.id);
+  if (!stored) {
+    keep(conversation, false);
+    return;
+  }
+  store.save({ ...stored, settings: conversation.settings }, false);
+  refresh();
+}
+
+/* As it is stored; an answer that had not ended does not come here. */
+function loaded(id) {
+  const conversation = store.load(id);
+  for (const message of conversation?.messages || []) {
+    if (message.state !== 'streaming') continue;
+    message.state = 'done';
+    message.meta = { ...message.meta, end: 'unfinished' };
+  }
+  return conversation;
 }
 
 /* As it stands: one that is answered, or could not be stored, may be newer than what is stored. */
-const conversationOf = (id) => chat.jobs.get(id)?.conversation || chat.unsaved.get(id) || store.load(id);
+function conversationOf(id) {
+  keepTyped();
+  return chat.jobs.get(id)?.conversation || chat.unsaved.get(id) || loaded(id);
+}
+
+/* Nothing of it is kept any more. */
+function forget(id) {
+  const job = chat.jobs.get(id);
+  if (job) {
+    job.conversation.messages.length = 0;
+    job.controller.abort();
+  }
+  if (typed?.id === id) typed = null;
+  chat.unsaved.delete(id);
+  store.drop(id);
+}
+
+/* Show what another tab has stored, unless something goes on here: that is compared when it is kept. */
+function refresh() {
+  const { current } = chat;
+  const isBusy = chat.jobs.has(current.id) || chat.unsaved.has(current.id) || chat.views.some((view) => view.field);
+  if (isBusy || !isKept(current) || !store.isStale(current)) return;
+  const conversation = loaded(current.id);
+  if (conversation) takeOver(conversation);
+}
+
+function changedElsewhere(id, isGone) {
+  const isShown = id === chat.current.id;
+  if (!isGone) {
+    if (!isShown) return;
+    keepTyped();
+    refresh();
+  } else if (!chat.unsaved.has(id) && (isShown || chat.jobs.has(id))) {
+    forget(id);
+    if (isShown) chat.ongone();
+  }
+}
 
 /* Of the conversation that is shown; said once, not at every save. */
 function showNotice() {
@@ -62,15 +171,23 @@ const actions = {
     if (chat.jobs.has(chat.current.id)) return;
     view.edit((text) => {
       if (text !== null) {
+        byId('scroll').focus({ preventScroll: true });
         stop(); // an answer that was asked for since the editor was opened
         send(text, chat.views.indexOf(view));
       } else {
         view.node.querySelector('button')?.focus();
+        refresh();
       }
     });
   },
-  again(view) {
-    if (!chat.jobs.has(chat.current.id)) answer(chat.views.indexOf(view));
+  async again(view) {
+    const isFree = () => !chat.jobs.has(chat.current.id) && chat.views.includes(view);
+    if (!isFree()) return;
+    const after = chat.views.length - 1 - chat.views.indexOf(view);
+    const lost = after === 1 ? 'The message' : `The ${count(after)} messages`;
+    const text = `${lost} after it will be lost.`;
+    if (after > 0 && !(await confirmLoss('Answer this again?', text, 'Answer again'))) return;
+    if (isFree()) answer(chat.views.indexOf(view));
   },
 };
 
@@ -84,7 +201,14 @@ function addView(message) {
 }
 
 function cutViews(place) {
-  for (const view of chat.views.splice(place)) view.node.remove();
+  keepFocus(() => { for (const view of chat.views.splice(place)) view.node.remove(); });
+}
+
+/* Whoever is at a message that goes stays among the messages. */
+function keepFocus(change) {
+  const hadFocus = byId('log').contains(document.activeElement);
+  change();
+  if (hadFocus && !byId('log').contains(document.activeElement)) byId('scroll').focus({ preventScroll: true });
 }
 
 function welcome() {
@@ -97,30 +221,54 @@ function welcome() {
 }
 
 function showConversation(conversation) {
+  keepTyped();
   chat.current = conversation;
   chat.views = [];
   const log = byId('log');
-  log.replaceChildren();
+  keepFocus(() => log.replaceChildren());
   if (!isKept(conversation)) log.append(welcome());
   const job = chat.jobs.get(conversation.id);
   for (const message of conversation.messages) {
-    if (message.state === 'streaming' && message !== job?.message) {
-      message.state = 'done';
-      message.meta = { ...message.meta, end: 'interrupted' };
-    }
     const view = addView(message);
     if (job?.message === message) {
       job.view = view;
       paint(job);
     }
   }
-  byId('title').textContent = conversation.title || 'New chat';
-  document.title = conversation.title ? `${conversation.title} · kvahead` : 'kvahead';
+  showTitle();
   chat.pinned = true;
   showNewest();
   scrollDown();
   showBusy();
   showNotice();
+  chat.onchange();
+}
+
+function showTitle() {
+  const { title } = chat.current;
+  byId('title').textContent = title || 'New chat';
+  document.title = title ? `${title} · kvahead` : 'kvahead';
+}
+
+/* The conversation that is shown, as another tab has stored it: what is the same stays as it is. */
+function takeOver(conversation) {
+  const { messages } = chat.current;
+  const isSame = (message, i) => JSON.stringify(message) === JSON.stringify(messages[i]);
+  const changed = conversation.messages.findIndex((message, i) => !isSame(message, i));
+  const same = changed < 0 ? conversation.messages.length : changed;
+  conversation.messages.splice(0, same, ...messages.slice(0, same));
+  const { settings } = chat.current;
+  const news = conversation.settings;
+  const scroll = byId('scroll');
+  const top = scroll.scrollTop;
+  chat.current = Object.assign(conversation, { settings });
+  cutViews(same);
+  for (const message of conversation.messages.slice(same)) addView(message);
+  if (chat.pinned) scrollDown();
+  else scroll.scrollTop = top;
+  takeSettings(conversation, news);
+  showTitle();
+  showBusy();
   chat.onchange();
 }
 
@@ -146,15 +294,14 @@ function titleOf(text) {
 /* A text of the user's at a place in the conversation; what was there and after it goes. */
 function send(text, place) {
   const conversation = chat.current;
-  byId('welcome')?.remove();
+  keepFocus(() => byId('welcome')?.remove());
   conversation.messages.splice(place);
   cutViews(place);
   const message = { role: 'user', content: text };
   conversation.messages.push(message);
   if (!conversation.title) conversation.title = titleOf(text);
   addView(message);
-  byId('title').textContent = conversation.title;
-  document.title = `${conversation.title} · kvahead`;
+  showTitle();
   answer(place + 1);
 }
 
@@ -233,7 +380,7 @@ function soon(job) {
   if (!job.frame) job.frame = requestAnimationFrame(() => paint(job));
 }
 
-const rateOf = (job) => (job.pieces > 1 ? (job.pieces - 1) * 1000 / (job.last - job.first) : 0);
+const rateOf = (job) => (job.last > job.first ? (job.pieces - 1) * 1000 / (job.last - job.first) : 0);
 
 function takeFrame(job, frame) {
   const choice = frame.choices?.[0];
@@ -311,7 +458,7 @@ function finish(job) {
     if (message.error.status === 401) chat.onkey(message.error.message);
     else if (conversation === chat.current) chat.onrefused(message.error);
   } else {
-    announce(job.end === 'stopped' ? 'Stopped' : `Answer: ${job.view.body.textContent.slice(0, 2000)}`);
+    announce(job.end === 'stopped' ? 'Stopped' : `Answer: ${message.content.slice(0, 2000)}`);
   }
 }
 

@@ -69,7 +69,8 @@ function seconds(value) {
 const percent = (value) => (Number.isFinite(value) ? `${number(value * 100)} %` : '–');
 
 function ago(ms) {
-  const days = Math.floor((startOfDay(Date.now()) - startOfDay(ms)) / 86400000);
+  /* Of a day that has 23 or 25 hours, too. */
+  const days = Math.round((startOfDay(Date.now()) - startOfDay(ms)) / 86400000);
   if (days <= 0) return 'Today';
   if (days === 1) return 'Yesterday';
   if (days < 7) return 'Last seven days';
@@ -92,17 +93,24 @@ function confirmLoss(title, text, verb) {
   });
 }
 
+/* Without TLS on another machine's address there is no clipboard to write to. False: nor is this way. */
+function copySelected(text) {
+  const focused = document.activeElement;
+  const area = h('textarea', { className: 'hidden', 'aria-hidden': 'true' });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand('copy');
+  area.remove();
+  focused?.focus({ preventScroll: true });
+  return copied;
+}
+
 async function copyText(text, button) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    /* Without TLS on another machine's address there is no clipboard to write to. */
-    const area = h('textarea', { className: 'hidden', 'aria-hidden': 'true' });
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    document.execCommand('copy');
-    area.remove();
+  const copied = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+  if (!copied && !copySelected(text)) {
+    announce('Not copied: the browser does not allow it');
+    return;
   }
   const use = button.querySelector('use');
   use.setAttribute('href', '#i-done');

@@ -6,7 +6,7 @@ const wide = matchMedia('(min-width: 1180px)');
 const narrow = matchMedia('(max-width: 760px)');
 
 const form = new SettingsForm(byId('settings'), () => {
-  keep(chat.current, false);
+  keepTypedSoon();
   showSummary();
 });
 
@@ -110,6 +110,16 @@ function allEntries() {
   return [...unsaved.map(({ id, title }) => ({ id, title, at: Date.now() })), ...stored];
 }
 
+/* Whoever is at a button of the list by keyboard stays at it. */
+function replaceRows(rows) {
+  const list = byId('conversations');
+  const { id, drop } = list.contains(document.activeElement) ? document.activeElement.dataset : {};
+  list.replaceChildren(...rows);
+  if (!id && !drop) return;
+  const buttons = [...list.querySelectorAll('button')];
+  buttons.find(({ dataset }) => dataset.id === id && dataset.drop === drop)?.focus({ preventScroll: true });
+}
+
 function showList() {
   const entries = store.list();
   const wanted = byId('search').value.trim().toLowerCase();
@@ -128,7 +138,7 @@ function showList() {
   }
   const none = wanted ? 'Nothing found' : 'No conversations yet';
   if (rows.length === 0) rows.push(h('li', { className: 'group', text: none }));
-  byId('conversations').replaceChildren(...rows);
+  replaceRows(rows);
   byId('side-foot').textContent = entries.length >= CONVERSATIONS_MAX
     ? `The ${CONVERSATIONS_MAX} newest are kept, in this browser only.` : 'Kept in this browser only.';
 }
@@ -137,44 +147,68 @@ function showSummary() {
   byId('summary').textContent = settingsSummary(chat.current.settings, chat.model);
 }
 
+const addressOf = (conversation) =>
+  (isKept(conversation) ? `#${conversation.id}` : location.pathname + location.search);
+
 /* `place`: what the address bar shows is a new place to go back from. */
 function open(conversation, place = true) {
-  const hash = isKept(conversation) ? `#${conversation.id}` : location.pathname + location.search;
   /* First: what is shown takes the address that there is. */
-  if (place && location.hash !== `#${conversation.id}`) history.pushState(null, '', hash);
+  if (place && location.hash !== `#${conversation.id}`) history.pushState(null, '', addressOf(conversation));
   showConversation(conversation);
   form.show(conversation.settings);
   showSummary();
   openSide(false);
 }
 
+/* One that is new already stays. */
 function startNew() {
   showView('chat');
-  open(emptyConversation(chat.current?.settings));
+  if (isKept(chat.current)) open(emptyConversation(chat.current.settings));
+  else openSide(false);
   byId('prompt').focus();
 }
+
+/* In the place of one that is gone. */
+function showNew() {
+  const conversation = emptyConversation(chat.current.settings);
+  history.replaceState(null, '', addressOf(conversation));
+  open(conversation, false);
+}
+
+const openButtons = () => [...byId('conversations').querySelectorAll('.open')];
 
 async function dropConversation(id) {
   const entry = allEntries().find((one) => one.id === id);
   if (!entry || !(await confirmLoss('Delete this conversation?', entry.title, 'Delete'))) return;
-  const job = chat.jobs.get(id);
-  if (job) {
-    /* Nothing of it is kept any more. */
-    job.conversation.messages.length = 0;
-    job.controller.abort();
+  const place = openButtons().findIndex((button) => button.dataset.id === id);
+  forget(id);
+  if (chat.current.id === id) {
+    showView('chat');
+    showNew();
+    byId('prompt').focus();
+  } else {
+    showList();
+    (openButtons()[place] || openButtons().at(-1) || byId('new')).focus();
   }
-  chat.unsaved.delete(id);
-  store.drop(id);
-  if (chat.current.id === id) startNew();
-  else showList();
   announce('Deleted');
 }
 
-/* What the address names: a conversation, or a new one. */
+/* What the address names: a conversation, or a new one. What is no conversation changes nothing. */
 function openAddress() {
   const id = location.hash.slice(1);
   const conversation = /^\w+$/.test(id) && conversationOf(id);
+  if (id && !conversation && chat.current) {
+    history.replaceState(null, '', addressOf(chat.current));
+    return;
+  }
+  showView('chat');
   open(conversation || emptyConversation(), false);
+}
+
+function skip(event) {
+  event.preventDefault();
+  showView('chat');
+  byId('prompt').focus();
 }
 
 /* --- views and panels ------------------------------------------------------------------------- */
@@ -191,6 +225,7 @@ function showView(name) {
 function openSide(on) {
   byId('app').classList.toggle('side-open', on);
   byId('menu').setAttribute('aria-expanded', String(on));
+  if (narrow.matches && !on && byId('side').contains(document.activeElement)) byId('menu').focus();
   byId('side').inert = narrow.matches && !on;
   if (on) byId('side-close').focus();
 }
@@ -254,7 +289,7 @@ function sendPrompt() {
 
 function onPromptKey(event) {
   const prompt = byId('prompt');
-  if (event.key === 'Enter' && !event.shiftKey && !event.isComposing && !matchMedia('(pointer: coarse)').matches) {
+  if (isSending(event) && !matchMedia('(pointer: coarse)').matches) {
     event.preventDefault();
     if (!chat.jobs.has(chat.current.id)) sendPrompt();
   } else if (event.key === 'ArrowUp' && prompt.value === '') {
@@ -267,8 +302,9 @@ function onPromptKey(event) {
 
 function onKey(event) {
   if (event.altKey && !event.ctrlKey && !event.metaKey) {
-    const does = { KeyN: startNew, KeyL: () => showView(byId('live').hidden ? 'live' : 'chat'),
-      KeyS: () => openPanel(byId('panel').hidden) }[event.code];
+    /* By what would be typed: where Alt makes other characters of these keys they are not taken. */
+    const does = { n: startNew, l: () => showView(byId('live').hidden ? 'live' : 'chat'),
+      s: () => openPanel(byId('panel').hidden) }[event.key.toLowerCase()];
     if (does) {
       event.preventDefault();
       does();
@@ -289,10 +325,23 @@ function onKey(event) {
   }
 }
 
+/* What comes is kept as what has come: nobody goes on with it. */
+function leave() {
+  chat.leaving = true;
+  keepTyped();
+  for (const { conversation, message } of chat.jobs.values()) {
+    message.state = 'done';
+    message.meta = { ...message.meta, end: 'interrupted' };
+    keep(conversation, false);
+  }
+}
+
 const on = (id, type, does) => byId(id).addEventListener(type, does);
 
 function listen() {
   on('composer', 'submit', (event) => { event.preventDefault(); sendPrompt(); });
+  /* The second click of two on a button that sends, and then stops, is no wish to stop. */
+  on('send', 'click', (event) => { if (event.detail > 1) event.preventDefault(); });
   on('prompt', 'keydown', onPromptKey);
   on('prompt', 'input', () => { draft(byId('prompt').value); fitHeight(byId('prompt')); showBusy(); });
   on('new', 'click', startNew);
@@ -337,13 +386,17 @@ function listen() {
   on('scroll', 'wheel', (event) => { if (event.deltaY < 0 && byId('scroll').scrollTop > 0) chat.pinned = false; });
   document.addEventListener('keydown', onKey);
   narrow.addEventListener('change', () => openSide(false));
+  document.querySelector('.skip').addEventListener('click', skip);
   addEventListener('popstate', openAddress);
-  addEventListener('storage', (event) => { if (event.key === INDEX) showList(); });
-  addEventListener('pageshow', () => { chat.leaving = false; });
-  addEventListener('pagehide', () => {
-    chat.leaving = true;
-    for (const job of chat.jobs.values()) keep(job.conversation, false);
+  addEventListener('storage', ({ key, newValue }) => {
+    if (key === INDEX) showList();
+    else if (key?.startsWith(PREFIX)) changedElsewhere(key.slice(PREFIX.length), newValue === null);
   });
+  addEventListener('pageshow', () => {
+    chat.leaving = false;
+    refresh();
+  });
+  addEventListener('pagehide', leave);
   new ResizeObserver(follow).observe(byId('log'));
 }
 
@@ -361,6 +414,14 @@ chat.onrefused = (error) => {
   if (!field) return;
   openPanel(true);
   form.refuse(field, error.message);
+};
+chat.onsettings = () => {
+  form.show(chat.current.settings);
+  showSummary();
+};
+chat.ongone = () => {
+  showNew();
+  announce('Another tab has deleted this conversation');
 };
 
 useTheme(['light', 'dark'].includes(store.getText('theme')) ? store.getText('theme') : '');

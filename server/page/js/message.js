@@ -13,7 +13,12 @@ const COST_ROWS = [
   ['preemptions', 'Preemptions', count],
 ];
 
-const ENDS = { length: 'token limit reached', stop: '', stopped: 'stopped', interrupted: 'interrupted' };
+const ENDS = { length: 'token limit reached', stop: '', stopped: 'stopped', interrupted: 'interrupted',
+  unfinished: 'not complete' };
+
+/* Enter that sends; what ends a composition has the code 229 in Safari. */
+const isSending = (event) =>
+  event.key === 'Enter' && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 
 /* "prefill 4096/32768" of a keep-alive, for people. */
 function progressText(comment) {
@@ -57,10 +62,11 @@ function costNode(meta) {
 }
 
 class MessageView {
-  /* actions: {copy, edit, again}: functions of this view. */
+  /* actions: {edit, again}: functions of this view. */
   constructor(message, actions, name) {
     this.message = message;
     this.actions = actions;
+    this.field = null; /* while it is edited */
     this.body = h('div', { className: 'body', dir: 'auto' });
     this.foot = h('div', { className: 'message-foot' });
     const isUser = message.role === 'user';
@@ -94,7 +100,6 @@ class MessageView {
     }
   }
 
-
   /* It is complete, or as complete as it gets. */
   settle() {
     const { message, actions } = this;
@@ -125,9 +130,15 @@ class MessageView {
 
   /* The text in a field; done(text) with the new one, or null. */
   edit(done) {
+    if (this.field) {
+      this.field.focus();
+      return;
+    }
     const field = h('textarea', { 'aria-label': 'Edit the message', rows: 2 });
     field.value = this.message.content;
+    this.field = field;
     const finish = (text) => {
+      this.field = null;
       form.replaceWith(this.body);
       this.foot.hidden = false;
       done(text);
@@ -143,7 +154,7 @@ class MessageView {
       if (event.key === 'Escape') {
         event.stopPropagation();
         finish(null);
-      } else if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+      } else if (isSending(event)) {
         event.preventDefault();
         form.requestSubmit();
       }

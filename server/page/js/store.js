@@ -121,16 +121,27 @@ const store = (() => {
     return true;
   }
 
+  /* Each writing of a conversation has a name of its own, at the beginning of what is stored. */
+  const revisionIn = (text) => /^\{"revision":"(\w*)"/.exec(text)?.[1] ?? '';
+
   function load(id) {
-    const value = parse(read(PREFIX + id), null);
+    const text = read(PREFIX + id);
+    const value = parse(text, null);
     if (!value || !Array.isArray(value.messages)) return null;
     const isMessage = (m) => m && typeof m.content === 'string' && (m.role === 'user' || m.role === 'assistant');
     return {
+      revision: revisionIn(text),
       id,
       title: String(value.title || ''),
       settings: value.settings && typeof value.settings === 'object' ? value.settings : {},
       messages: value.messages.filter(isMessage),
     };
+  }
+
+  /* Somebody else has written it since it was loaded or saved here. */
+  function isStale({ id, revision }) {
+    const text = read(PREFIX + id);
+    return text !== null && revisionIn(text) !== revision;
   }
 
   /* A conversation that was written in moves to the top. */
@@ -145,7 +156,11 @@ const store = (() => {
       if (place >= 0) entries.splice(place, 1);
       entries.unshift(entry);
     }
-    return write(PREFIX + conversation.id, JSON.stringify(conversation), entry, entries);
+    const revision = newId();
+    const text = JSON.stringify({ ...conversation, revision });
+    if (!write(PREFIX + conversation.id, text, entry, entries)) return false;
+    conversation.revision = revision;
+    return true;
   }
 
   function drop(id) {
@@ -156,6 +171,7 @@ const store = (() => {
   return {
     list,
     load,
+    isStale,
     save,
     drop,
     getText: (name) => read(PREFIX + name),

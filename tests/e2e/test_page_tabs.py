@@ -1,0 +1,214 @@
+"""Two tabs of the page that show one conversation: neither takes anything from the other."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import browser as web
+import pytest
+from harness import SOON_S, wait_until
+from page import LAST, all_stored, answers, ask, retype, said, stored, wait_done
+from scripted import Out, Scripted
+
+if not web.find():
+    pytest.skip("chromium and chromedriver are not installed: the page is not tested", allow_module_level=True)
+
+EDITOR = ".editor textarea"
+
+
+def slow(more: threading.Event, *, first: str = "Half", then: str = " an answer") -> Callable[[Out], None]:
+    """An answer that pauses after its first piece. What is stored while it comes is stored by its second piece."""
+
+    def answer(out: Out) -> None:
+        out.begin()
+        out.text(first)
+        more.wait(SOON_S)
+        out.text(then)
+        out.end()
+
+    return answer
+
+
+@contextlib.contextmanager
+def two_tabs(tab: web.Browser, url: str) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    with tab.two_tabs(url) as looks:
+        tab.wait(".dot.ready")
+        yield looks
+
+
+def address(tab: web.Browser) -> str:
+    return tab.js("return location.href")
+
+
+def wait_text(tab: web.Browser, text: str) -> None:
+    wait_until(f"{text!r} is the last answer", lambda: tab.text(f"{LAST} .body") == text)
+
+
+def shown(tab: web.Browser) -> list[str]:
+    return tab.js("return [...document.querySelectorAll('.message .body')].map((body) => body.textContent)")
+
+
+def test_a_tab_shows_what_another_has_asked_and_its_settings_erase_nothing(
+    chat: web.Browser, scripted: Scripted
+) -> None:
+    answers(scripted, "One.", "Two.", "Three.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        wait_text(chat, "One.")
+        chat.js("document.querySelector('.message').mark = 1; document.querySelector('.message button').focus()")
+        look_at_first()
+        ask(chat, "second")
+        wait_done(chat, 2)
+        look_at_second()
+        wait_text(chat, "Two.")
+        assert shown(chat) == ["first", "One.", "second", "Two."]
+        assert chat.js("return document.querySelector('.message').mark") == 1, "what is the same stays"
+        assert chat.focused() == "Copy"
+        chat.click("#tune")
+        retype(chat, "#f-temperature", "1.5")
+        wait_until("it is stored", lambda: stored(chat)["settings"] == {"temperature": 1.5})
+        assert said(stored(chat)) == ["first", "One.", "second", "Two."]
+        look_at_first()
+        wait_until("the settings come, too", lambda: "temperature 1.5" in chat.text("#summary"))
+        ask(chat, "third")
+        wait_done(chat, 3)
+        assert scripted.bodies[-1]["temperature"] == 1.5 and len(scripted.bodies[-1]["messages"]) == 5
+        assert len(all_stored(chat)) == 1 and len(stored(chat)["messages"]) == 6
+
+
+# As another tab does, but that nobody is told: the event of what a tab writes goes to the others.
+WRITE_ON = """const {id} = JSON.parse(localStorage.getItem('kvahead.index'))[0];
+    const stored = JSON.parse(localStorage.getItem('kvahead.' + id));
+    stored.revision = 'another';
+    stored.messages.push({role: 'user', content: 'second'}, {role: 'assistant', content: 'Two.', state: 'done'});
+    localStorage.setItem('kvahead.' + id, JSON.stringify(stored));"""
+
+
+def test_what_another_tab_has_stored_is_looked_for_before_anything_is_stored(
+    chat: web.Browser, scripted: Scripted
+) -> None:
+    answers(scripted, "One.", "Mine.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    chat.js(WRITE_ON)
+    chat.click("#tune")
+    retype(chat, "#f-temperature", "1.5")
+    wait_text(chat, "Two.")
+    assert stored(chat)["settings"] == {"temperature": 1.5}
+    assert said(stored(chat)) == ["first", "One.", "second", "Two."] == shown(chat)
+    chat.js(WRITE_ON)
+    ask(chat, "mine")
+    wait_done(chat, 3)
+    assert chat.count(".row-item") == 2
+    mine, other = map(said, all_stored(chat))
+    assert mine == ["first", "One.", "second", "Two.", "mine", "Mine."]
+    assert other == ["first", "One.", "second", "Two.", "second", "Two."]
+
+
+def test_a_tab_that_is_opened_while_another_is_answered_shows_the_end(chat: web.Browser, scripted: Scripted) -> None:
+    more = threading.Event()
+    scripted.answers = [slow(more)]
+    ask(chat, "first")
+    wait_text(chat, "Half")
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        chat.wait(LAST)
+        assert "not complete" in chat.text(f"{LAST} .stats") and not chat.count("#send.busy")
+        # Its settings reach the answer's tab, and do not end the answer.
+        chat.click("#tune")
+        retype(chat, "#f-temperature", "0.5")
+        wait_until("they are stored", lambda: stored(chat)["settings"] == {"temperature": 0.5})
+        more.set()
+        wait_text(chat, "Half an answer")
+        wait_until("it is complete", lambda: "not complete" not in chat.text(f"{LAST} .stats"))
+        assert "first after" in chat.text(f"{LAST} .stats")
+        look_at_first()
+        wait_done(chat, 1)
+        assert "temperature 0.5" in chat.text("#summary")
+        assert len(all_stored(chat)) == 1 and said(stored(chat)) == ["first", "Half an answer"]
+        assert stored(chat)["settings"] == {"temperature": 0.5}
+
+
+def test_what_two_tabs_ask_at_once_becomes_two_conversations(chat: web.Browser, scripted: Scripted) -> None:
+    more = threading.Event()
+    answers(scripted, "One.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    scripted.answers = [slow(more), lambda out: out.whole("Other.")]
+    before = address(chat)
+    with two_tabs(chat, before) as (look_at_first, look_at_second):
+        wait_text(chat, "One.")
+        look_at_first()
+        ask(chat, "here")
+        wait_text(chat, "Half")
+        look_at_second()
+        wait_until("it is told", lambda: len(shown(chat)) == 4)
+        ask(chat, "there")
+        wait_done(chat, 3)
+        more.set()
+        look_at_first()
+        wait_text(chat, "Half an answer")
+        wait_done(chat, 2)
+        assert shown(chat) == ["first", "One.", "here", "Half an answer"]
+        assert chat.count(".row-item") == 2 and address(chat) != before
+        kept = sorted(map(said, all_stored(chat)), key=len)
+        assert kept[0] == ["first", "One.", "here", "Half an answer"]
+        assert kept[1][:3] == ["first", "One.", "here"] and kept[1][4:] == ["there", "Other."]
+        chat.reload()
+        chat.wait(".dot.ready")
+        assert chat.text(f"{LAST} .body") == "Half an answer"
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_an_editor_is_left_alone_by_other_tabs(chat: web.Browser, scripted: Scripted, sends: bool) -> None:
+    answers(scripted, "One.", "Two.", "Anew.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        wait_text(chat, "One.")
+        chat.press(web.UP)
+        chat.type(EDITOR, " edited")
+        look_at_first()
+        ask(chat, "second")
+        wait_done(chat, 2)
+        look_at_second()
+        wait_until("its list is told", lambda: chat.count(".row-item") == 1)
+        assert chat.count(EDITOR) == 1 and chat.count(".message") == 2
+        chat.type(EDITOR, web.ENTER if sends else web.ESCAPE)
+        if sends:
+            wait_text(chat, "Anew.")
+            wait_done(chat, 1)
+            kept = list(map(said, all_stored(chat)))
+            assert kept == [["first edited", "Anew."], ["first", "One.", "second", "Two."]]
+        else:
+            wait_text(chat, "Two.")
+            assert shown(chat) == ["first", "One.", "second", "Two."] and len(all_stored(chat)) == 1
+
+
+def test_what_one_tab_deletes_while_another_answers_it_stays_deleted(chat: web.Browser, scripted: Scripted) -> None:
+    def endless(out: Out) -> None:
+        out.begin()
+        for i in range(10000):
+            out.text(f"{i} ")
+            left.wait(0.05)
+        raise AssertionError("nobody stopped it")
+
+    left = threading.Event()
+    scripted.answers = [lambda out: out.whole("Kept."), endless]
+    ask(chat, "kept")
+    wait_done(chat, 1)
+    chat.click("#new")
+    ask(chat, "doomed")
+    wait_until("it begins", lambda: len(chat.text(f"{LAST} .body")) > 5)
+    with two_tabs(chat, f"{scripted.url}/") as (look_at_first, _):
+        wait_until("both are listed", lambda: chat.count(".row-item") == 2)
+        chat.js("document.querySelector('.row-item .drop').click()")
+        chat.click("#ask-yes")
+        assert scripted.left.wait(SOON_S)
+        look_at_first()
+        wait_until("a new chat is shown", lambda: chat.is_shown("#welcome") and not chat.count("#send.busy"))
+        assert chat.js("return location.hash") == "" and chat.text("#conversations .open") == "kept"
+        assert [said(conversation) for conversation in all_stored(chat)] == [["kept", "Kept."]]
+        assert chat.js("return Object.keys(localStorage).length") == 2
