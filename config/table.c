@@ -349,7 +349,7 @@ static const struct kva_option table[] = {
     {"stream", KVA_OPTION_STRING, EVAL, AT(eval_stream), 0, 0, NULL, NULL, "Eval",
      "File of text instead: it goes through each policy token by token, past the model's context "
      "where the policy can (streaming), in --windows windows of --tokens tokens. Perplexity, time "
-     "and memory of each."},
+     "and memory of each. A policy's percents are of all these tokens."},
     {"policies", KVA_OPTION_STRING, EVAL, AT(eval_policies), 0, 0, "kivi:2,specache:2,specache:1",
      NULL, "Eval", "KV policies with commas between, each written like --kv's."},
     {"tokens", KVA_OPTION_UINT, EVAL, AT(eval_tokens), 1, 1e6, "64", NULL, "Eval",

@@ -41,6 +41,10 @@ enum kva_status kva_cli_eval_read_sparsity(struct kva_cli_eval *eval, struct kva
             err, KVA_EINVAL, "sparsity",
             "--sparsity looks at exact attention along a text: give --stream FILE "
             "and --policies full");
+    if (tokens_of(config) < 2)
+        return kva_fail_param(err, KVA_EINVAL, "sparsity",
+                              "--sparsity looks at the second half of a text: give --tokens or "
+                              "--windows of more than 1");
     for (const char *at = config->eval_sparsity; at && !status;)
         status = read_percent(eval, &at, err);
     return status;

@@ -91,13 +91,15 @@ enum kva_status kva_eval_stream(const struct kva_stream_params *params,
         .top_p = 1, .repetition_penalty = 1, .logprobs = -1, .prompt_logprobs = -1};
     uint32_t tokens_max = engine->ops->tokens_max(engine->self, &params->spec);
     uint32_t count = kva_min_u32(params->window_count, (tokens_max - 1) / params->window_tokens);
+    const uint32_t tokens = kva_max_u32(2, 1 + count * params->window_tokens);
     struct run run = {.params = params, .vocab = params->model->config.vocab_size};
     const struct kva_sequence_params sequence = {
         .prompt = params->ids,
         .prompt_tokens = 1,
-        .tokens_max = kva_max_u32(2, 1 + count * params->window_tokens),
+        .tokens_max = tokens,
         .sampling = &sampling,
-        .kv = params->spec,
+        /* Percents are of the text, since the prompt is one token. */
+        .kv = kva_kv_spec_resolve(&params->spec, tokens, tokens),
         .cache_disabled = true,
     };
     uint32_t cached;

@@ -251,6 +251,14 @@ def test_eval__a_stream_past_the_context(tmp_path):
     assert done.stdout.count("perplexity") == 3 and done.stdout.count(" -\n") == 4
 
 
+def test_eval__percents_of_a_stream_are_of_its_tokens(tmp_path):
+    fields = ("--stream", TEXT, "--tokens", "100", "--windows", "4", "--policies")
+    percents = measure(tmp_path, *fields, "h2o:heavy=50%:recent=50%")
+    numbers = measure(tmp_path, *fields, "h2o:heavy=200:recent=200")
+    kept = [[window["kept_tokens"] for window in of["policies"][0]["windows"]] for of in (percents, numbers)]
+    assert kept[0] == kept[1] and kept[0][3] > 300
+
+
 def test_eval__how_few_tokens_attention_needs(tmp_path):
     fields = ("--stream", TEXT, "--tokens", "100", "--windows", "2", "--policies", "full")
     percents = ("--sparsity", "1,10,50,100")
@@ -271,3 +279,5 @@ def test_eval__how_few_tokens_attention_needs(tmp_path):
     assert done.returncode == 1 and "--policies full" in done.stderr
     done = evaluate(*fields, "--context", "128", *percents)
     assert done.returncode == 1 and "exceed the context of 128" in done.stderr
+    done = evaluate("--stream", TEXT, "--tokens", "1", "--policies", "full", *percents)
+    assert done.returncode == 1 and "second half" in done.stderr
