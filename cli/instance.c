@@ -8,6 +8,7 @@
 #include "cli/machine.h"
 #include "cli/models.h"
 #include "cli/progress.h"
+#include "engine/forward.h"
 #include "engine/model/packed.h"
 #include "engine/model/skew.h"
 #include "engine/planes.h"
@@ -31,9 +32,12 @@
 #define LOCK_WAIT_MS (10u * 60 * 1000)
 
 /* Tokens of a step by default. What streams waits for a step, so it is no longer than what a device
- * needs to multiply as fast as it can: a GPU reads its weights once for all of them. */
-#define CPU_STEP_TOKENS 256u
-#define GPU_STEP_TOKENS 2048u
+ * needs to multiply as fast as it can: a GPU reads its weights once for all of them, and takes as many
+ * as have room in this share of what weights leave. */
+#define CPU_STEP_TOKENS  256u
+#define GPU_STEP_TOKENS  2048u
+#define STEP_TOKENS_MAX  65536u
+#define STEP_BYTES_SHARE 8u
 
 /* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
 #define AUTO_BUDGET_SHARE 4
@@ -305,11 +309,17 @@ enum kva_status kva_cli_instance_open_device(const struct kva_cli_instance *inst
                             : open_cpu(config, threads, ret, err);
 }
 
-uint64_t kva_cli_instance_gpu_room(const struct kva_cli_instance *instance)
+/* What weights leave of a GPU. */
+static uint64_t gpu_left(const struct kva_cli_instance *instance)
 {
     uint64_t there = kva_device_get_info(instance->device)->free_bytes;
     uint64_t weights = instance->model->weight_bytes;
-    uint64_t left = there > weights ? there - weights : 0;
+    return there > weights ? there - weights : 0;
+}
+
+uint64_t kva_cli_instance_gpu_room(const struct kva_cli_instance *instance)
+{
+    uint64_t left = gpu_left(instance);
     uint64_t scratch = SCRATCH_BYTES + left / SCRATCH_SHARE;
     return left > 2 * scratch ? left - scratch : left / 2;
 }
@@ -328,11 +338,16 @@ static uint64_t device_budget(const struct kva_cli_instance *instance,
 static uint32_t step_tokens_of(const struct kva_cli_instance *instance,
                                const struct kva_config *config)
 {
-    const uint64_t usual = instance->on_gpu ? GPU_STEP_TOKENS : CPU_STEP_TOKENS;
+    const size_t act = kva_dtype_bytes(kva_device_get_info(instance->device)->act);
+    const uint64_t row = kva_forward_row_bytes(&instance->model->config, act);
     const uint64_t least = 2 * config->sequences; /* each may have a speculative row */
+    uint64_t tokens = instance->on_gpu ? GPU_STEP_TOKENS : CPU_STEP_TOKENS;
     if (config->step_tokens > 0)
         return (uint32_t)config->step_tokens;
-    return (uint32_t)(usual > least ? usual : least);
+    while (tokens > CPU_STEP_TOKENS && tokens * row > gpu_left(instance) / STEP_BYTES_SHARE)
+        tokens /= 2;
+    tokens = tokens > least ? tokens : least;
+    return (uint32_t)(tokens < STEP_TOKENS_MAX ? tokens : STEP_TOKENS_MAX);
 }
 
 /* With keys, a choice may have to give its slot to another key's and waits for one with its host

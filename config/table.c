@@ -109,7 +109,7 @@ static const struct kva_option table[] = {
     {"step-tokens", KVA_OPTION_UINT, ENGINE | EVAL | SKEW, AT(step_tokens), 0, 65536, "0", NULL,
      "Scheduling",
      "Tokens of a step, decoded and prefilled together; at least as many as sequences. 0: 256 on a "
-     "CPU, 2048 on a GPU, twice as many as sequences at least."},
+     "CPU, 2048 on a GPU with room for them, twice as many as sequences at least."},
     {"waiting", KVA_OPTION_UINT, SERVE, AT(waiting), 1, 1000000, "2048", NULL, "Scheduling",
      "Choices that may wait for admission; more are refused with 503 and Retry-After. Keys share "
      "them: alone, one may fill half."},

@@ -144,4 +144,7 @@ float *kva_forward_pooled(struct kva_forward *forward, uint32_t slot);
 /* Bytes of scratch memory on the device. */
 size_t kva_forward_scratch_bytes(const struct kva_forward *forward);
 
+/* Of it, what each of rows_max rows takes, with activations of so many bytes. */
+size_t kva_forward_row_bytes(const struct kva_model_config *config, size_t act_bytes);
+
 #endif

@@ -304,3 +304,12 @@ size_t kva_forward_scratch_bytes(const struct kva_forward *fw)
         bytes += fw->scratch[i].bytes;
     return bytes;
 }
+
+size_t kva_forward_row_bytes(const struct kva_model_config *c, size_t act_bytes)
+{
+    const size_t q_dim = (size_t)c->heads * c->head_dim, kv_dim = (size_t)c->kv_heads * c->head_dim;
+    const size_t mlp = (c->gated_mlp ? 2 : 1) * (size_t)c->intermediate_size;
+    const size_t partial = (q_dim + 2 * c->heads) * sizeof(float);
+    return (2 * c->hidden_size + 3 * q_dim + 2 * kv_dim + mlp) * act_bytes +
+           KVA_RANGE_PARTIAL * partial;
+}

@@ -96,7 +96,7 @@ static bool run_few(struct kva_device *device, const struct kva_linear_args *pro
 
 /* Rows of steps, of which there are now more, now fewer, are rounded up to one of few numbers where
  * there is memory for more, so that a step has the graph of one before it (step.cu): fewer than
- * eight, or an eighth, are multiplied for nobody. Below are kernels of few rows; above, no graphs. */
+ * eight, or an eighth, are multiplied for nobody. Below are the kernels of few rows; above, no graphs. */
 #define BUCKETS_FIRST 17u
 #define BUCKETS_LAST  512u
 

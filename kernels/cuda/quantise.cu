@@ -19,7 +19,6 @@ struct quantise_params {
     uint32_t dim;
     uint32_t row;      /* elements of a token's row in shared memory */
     uint32_t code_row; /* and codes of its values: the tokens of a warp meet no bank twice */
-    bool vectors;      /* rows come 16 bytes at a time */
     uint32_t group;
     uint32_t bits, value_bits;
     enum kva_lowbit_levels key_levels, value_levels;
@@ -214,7 +213,7 @@ static __device__ void load_rows(const quantise_params &p, const KV *from, KV *x
 {
     const uint32_t row = 2 * p.dim, count = KVA_PAGE_TOKENS * row;
     const uint4 *whole = reinterpret_cast<const uint4 *>(from);
-    for (uint32_t i = threadIdx.x; i < count / 8 && p.vectors; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < count / 8; i += THREADS) { /* a head has whole fours */
         const uint4 eight = whole[i];
         uint32_t *to = reinterpret_cast<uint32_t *>(x + i * 8 / row * p.row + i * 8 % row);
         to[0] = eight.x;
@@ -222,8 +221,6 @@ static __device__ void load_rows(const quantise_params &p, const KV *from, KV *x
         to[2] = eight.z;
         to[3] = eight.w;
     }
-    for (uint32_t i = threadIdx.x; i < count && !p.vectors; i += THREADS)
-        x[i / row * p.row + i % row] = from[i];
 }
 
 /* Keys of a channel, `i` of them a page. */
@@ -346,7 +343,6 @@ void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args
     p.token_keys = args->format.keys == KVA_KEYS_PER_TOKEN;
     p.layout = kva_lowbit_layout_of(args->format, args->head_dim);
     p.code_row = args->head_dim % 8 == 0 ? args->head_dim + 4 : args->head_dim;
-    p.vectors = args->head_dim % 4 == 0;
     size_t shared_bytes = KVA_PAGE_TOKENS * (p.row * 2 + p.dim + p.code_row);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "quantise",
                  {dim3(args->count, args->kv_heads), THREADS, shared_bytes},

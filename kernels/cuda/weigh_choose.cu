@@ -27,7 +27,7 @@ struct page_choice {
 /* Pages that are listed in shared memory at a time. */
 #define BATCH 128u
 
-/* Pages that are scored first, one a warp. */
+/* Pages that are scored first, which a warp finds and scores. */
 #define FIRST RADIX_WARPS
 
 /* Of a page in a list: its keys are multiplied, or have been. Without, some of its rows may be
@@ -114,24 +114,46 @@ static __device__ void bound_pages(const weigh_params &p, const weigh_totals &to
     }
 }
 
-/* c.first = the pages with the largest bounds. Of few pages all may be scored at once. */
-static __device__ void find_first(radix &shared, head_choice &c)
+/* c.first = of every FIRST-th page the one with the largest bound, a warp each. Of few pages all may
+ * be scored at once; none is first, either, where some warp finds nothing to choose. */
+static __device__ void find_first(head_choice &c)
 {
-    const uint32_t pages = c.low.page_count;
-    auto load = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t chunk) {
+    const uint32_t pages = c.low.page_count, lane = threadIdx.x % KVA_WARP;
+    const uint32_t warp = threadIdx.x / KVA_WARP;
+    float most = -1.0f;
+    uint32_t at = 0;
+    __syncthreads(); /* all bounds are there */
+    if (pages <= 2 * FIRST)
+        return;
+    for (uint32_t page = lane * FIRST + warp; page < pages; page += FIRST * KVA_WARP) {
+        at = c.most[page] > most ? page : at;
+        most = fmaxf(most, c.most[page]);
+    }
 #pragma unroll
-        for (uint32_t i = 0; i < RADIX_KEYS; i++) {
-            const uint32_t at = chunk * RADIX_CHUNK + radix_at(i);
-            keys[i] = at < pages ? key_of_most(c.most[at]) : 0;
-        }
-    };
-    auto take = [&](uint32_t rank, uint32_t at, uint32_t) { c.first[rank] = at | SCORED; };
-    if (pages > 2 * FIRST)
-        c.first_count = take_largest(shared, load, radix_chunks(pages), FIRST, take);
+    for (int lanes = KVA_WARP / 2; lanes > 0; lanes /= 2) {
+        const float other = __shfl_xor_sync(KVA_ALL, most, lanes);
+        const uint32_t other_at = __shfl_xor_sync(KVA_ALL, at, lanes);
+        at = other > most || (other == most && other_at < at) ? other_at : at;
+        most = fmaxf(most, other);
+    }
+    if (lane == 0)
+        c.first[warp] = at | (most >= 0.0f ? SCORED : 0);
     __syncthreads(); /* the first pages are known */
-    /* Their tokens will be, and count instead. */
-    if (threadIdx.x < c.first_count)
-        c.least[c.first[threadIdx.x] & PAGE_OF] = -1.0f;
+    const uint32_t own = c.first[threadIdx.x % FIRST];
+    uint32_t rank = 0;
+    bool all = true;
+#pragma unroll
+    for (uint32_t i = 0; i < FIRST; i++) {
+        all = all && c.first[i] & SCORED;
+        rank += c.first[i] < own ? 1 : 0;
+    }
+    __syncthreads(); /* they have been read */
+    c.first_count = all ? FIRST : 0;
+    /* Ascending; their tokens will be known, and count instead. */
+    if (threadIdx.x < c.first_count) {
+        c.first[rank] = own;
+        c.least[own & PAGE_OF] = -1.0f;
+    }
 }
 
 /* A row of the KV head that may be chosen, and its key; 0: row i is none. */
@@ -513,7 +535,7 @@ static __global__ void __launch_bounds__(RADIX_THREADS, D > 128 ? 1 : 2)
     weigh_rows(p.weigh, shared.totals, shared.list, weighed, {kv_head, 0, weighed.end, c.weights},
                rows, find_row(weighed, kv_head, rows, threadIdx.x));
     bound_pages(p.weigh, shared.totals, c);
-    find_first(shared.largest, c);
+    find_first(c);
     const uint32_t *list = c.first;
     uint32_t count = c.first_count;
 #pragma unroll 1

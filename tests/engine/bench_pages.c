@@ -81,15 +81,17 @@ static void bound_pages(const struct kva_weigh_args *args, const struct kva_weig
     }
 }
 
+/* Of every FIRST-th page the one with the largest bound. */
 static void find_first(struct pages *p)
 {
-    for (uint32_t i = 0; i < FIRST && i < p->count; i++) {
+    for (uint32_t i = 0; i < FIRST; i++) {
         uint32_t best = UINT32_MAX;
         for (uint32_t page = 0; page < p->count; page++) {
-            if (!p->first[page] && (best == UINT32_MAX || p->most[page] > p->most[best]))
+            if (page % FIRST == i && (best == UINT32_MAX || p->most[page] > p->most[best]))
                 best = page;
         }
-        p->first[best] = true;
+        if (best != UINT32_MAX)
+            p->first[best] = true;
     }
 }
 

@@ -90,6 +90,54 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
     return all;
 }
 
+/* Bytes of scratch for so many rows. */
+static size_t scratch_bytes(struct fixture *f, uint32_t rows)
+{
+    struct kva_err err;
+    struct kva_kv *kv;
+    struct kva_forward *forward;
+    const struct kva_model_config *c = &f->model->config;
+    const struct kva_kv_params kv_params = {
+        .device = f->device,
+        .layers = c->layer_count,
+        .kv_heads = c->kv_heads,
+        .head_dim = c->head_dim,
+        .dtype = KVA_F16,
+        .budget = {64 << 20, 64 << 20},
+        .sequences_max = 1,
+    };
+    assert_int_equal(kva_kv_create(&kv_params, &kv, &err), KVA_OK);
+    const struct kva_forward_params params = {
+        .device = f->device,
+        .model = f->model,
+        .kv = kv,
+        .rows_max = rows,
+        .sequences_max = 1,
+        .context_max = 128,
+        .logit_rows_max = 1,
+    };
+    assert_int_equal(kva_forward_create(&params, &forward, &err), KVA_OK);
+    const size_t bytes = kva_forward_scratch_bytes(forward);
+    kva_forward_destroy(forward);
+    kva_kv_destroy(kv);
+    return bytes;
+}
+
+static void test_forward__scratch_grows_by_what_a_row_takes(void **state KVA_UNUSED)
+{
+    static const char *const models[] = {"llama3_gqa_bf16", "opt_relu_tied"};
+    for (size_t i = 0; i < KVA_COUNT_OF(models); i++) {
+        char path[4096];
+        struct fixture f;
+        snprintf(path, sizeof path, "tests/golden/families/%s", models[i]);
+        fixture_open(&f, &(struct fixture_params){.model_path = path});
+        const size_t row = kva_forward_row_bytes(
+            &f.model->config, kva_dtype_bytes(kva_device_get_info(f.device)->act));
+        assert_int_equal(scratch_bytes(&f, 128) - scratch_bytes(&f, 64), 64 * row);
+        fixture_close(&f);
+    }
+}
+
 static void test_forward__matches_a_float64_run_of_stories260K(void **state KVA_UNUSED)
 {
     char model_path[4096], ref_path[4096], logits_path[4096];
@@ -253,6 +301,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward__every_family_matches_transformers),
+        cmocka_unit_test(test_forward__scratch_grows_by_what_a_row_takes),
         cmocka_unit_test(test_forward__matches_a_float64_run_of_stories260K),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

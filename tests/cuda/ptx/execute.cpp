@@ -380,9 +380,9 @@ static void prepare_registers(const kernel &kernel)
 }
 
 /* What ran, for the log: kernels and forms; with PTX_KERNELS in the environment, each kernel's
- * launches, threads and bytes of shared memory of a block at most. */
+ * launches, instructions of warps, threads and bytes of shared memory of a block at most. */
 struct use {
-    uint64_t launches;
+    uint64_t launches, instructions;
     uint32_t threads;
     uint64_t shared_bytes;
 };
@@ -404,8 +404,11 @@ __attribute__((destructor)) static void report()
         return;
     for (const auto &[name, own] : kernels_run) {
         if (getenv("PTX_KERNELS"))
-            fprintf(stderr, "ptx: %s: %llu launches, %u threads, %llu bytes of shared memory\n",
-                    name.c_str(), (unsigned long long)own.launches, own.threads,
+            fprintf(stderr,
+                    "ptx: %s: %llu launches, %llu instructions of warps, %u threads, %llu bytes of "
+                    "shared memory\n",
+                    name.c_str(), (unsigned long long)own.launches,
+                    (unsigned long long)own.instructions, own.threads,
                     (unsigned long long)own.shared_bytes);
     }
     fprintf(stderr,
@@ -427,7 +430,9 @@ void execute(const kernel &kernel, const unsigned char *params, size_t shared_by
     note(kernel, shared_bytes);
     forget_global_memory();
     prepare_registers(kernel);
+    const uint64_t before = totals.warp_instructions;
     simt::for_each_block([=] { run_block(shared_bytes); });
+    kernels_run[kernel.name].instructions += totals.warp_instructions - before;
 }
 
 } // namespace ptx
