@@ -539,7 +539,8 @@ void kva_model_engine_describe(const struct kva_engine *engine, const struct kva
     const struct kva_kv_shape *shape = &e->kv->shape;
     kva_buf_printf(out, "weights       %10.1f MiB", mib(e->params.model->weight_bytes));
     put_packed(e->params.model->packed, out);
-    kva_buf_printf(out, "scratch       %10.1f MiB\n", mib(kva_forward_scratch_bytes(e->forward)));
+    kva_buf_printf(out, "scratch       %10.1f MiB (steps of %u tokens)\n",
+                   mib(kva_forward_scratch_bytes(e->forward)), e->engine.limits.step_tokens_max);
     kva_buf_printf(out, "device tier   %10.1f MiB of KV\n", mib(engine->limits.budget.device));
     kva_buf_printf(out, "host tier     %10.1f MiB of KV\n", mib(engine->limits.budget.host));
     kva_buf_printf(out, "KV per token  %10.1f KiB (%s, %u layers, %u heads of %u)\n",
