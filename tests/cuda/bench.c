@@ -1,11 +1,11 @@
 /* bench.c - what the operators of a CUDA device give, beside what the device gives at most.
  *
- *     bench_cuda --module PATH [--small | --once]
+ *     bench_cuda --module PATH [--small | --once] [--lowbit TOKENS]
  *
  * Each line is the best of a few batches, each long enough that the host's waiting does not count.
  * Data is random and larger than the caches. --small: shapes that a simulated device can run, to
  * try the program; its figures mean nothing. --once: one call of each operator, for a profiler that
- * takes the figures (tests/gpu/profile). */
+ * takes the figures (tests/gpu/profile). --lowbit: of one sequence over low bits, and nothing else. */
 #include "tests/cuda/bench.h"
 
 #include "base/clock.h"
@@ -396,14 +396,21 @@ int main(int argc, char **argv)
             bench.small = true;
         else if (strcmp(argv[i], "--once") == 0)
             bench.once = true;
+        else if (strcmp(argv[i], "--lowbit") == 0 && i + 1 < argc)
+            bench.lowbit_tokens = (uint32_t)strtoul(argv[++i], NULL, 10);
     }
     if (!module) {
-        fprintf(stderr, "usage: %s --module PATH [--small | --once]\n", argv[0]);
+        fprintf(stderr, "usage: %s --module PATH [--small | --once] [--lowbit TOKENS]\n", argv[0]);
         return 2;
     }
     expect_ok(kva_device_open_cuda(module, &params, &bench.device, &err), &err);
     bench.ops = kva_device_ops(bench.device);
     printf("%s\n", kva_device_get_info(bench.device)->name);
+    if (bench.lowbit_tokens > 0) {
+        bench_lowbit(&bench);
+        kva_device_close(bench.device);
+        return 0;
+    }
     if (!bench.once) {
         bench_roofs(&bench);
         bench_linear(&bench);

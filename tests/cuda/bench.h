@@ -11,6 +11,7 @@ struct bench {
     const struct kva_ops *ops;
     bool small;
     bool once;               /* for a profiler: one call of each operator, no figures */
+    uint32_t lowbit_tokens;  /* of one sequence over low bits, and nothing else; 0: all */
     double copy_bytes_per_s; /* read and written */
     double flops_per_s;
 };

@@ -428,7 +428,11 @@ void bench_lowbit(struct bench *bench)
         "GB/s\n");
     for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
         uint32_t sequences = bench->small ? 2 : shapes[i][0];
-        struct attention a = attention_new(bench, sequences, 2, bench->small ? 300 : shapes[i][1]);
+        uint32_t tokens = bench->small ? 300 : shapes[i][1];
+        if (bench->lowbit_tokens > 0 && i > 0)
+            break;
+        struct attention a = attention_new(bench, sequences, 2,
+                                           bench->lowbit_tokens ? bench->lowbit_tokens : tokens);
         for (uint32_t bits = 1; bits <= 2; bits++) {
             struct lowbit l;
             lowbit_new(bench, &l, &a, bits);
