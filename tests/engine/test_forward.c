@@ -14,16 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Logits of every position, [count, vocab]; the caller frees. */
-static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count, uint32_t chunk,
-                         enum kva_dtype kv_dtype)
+static struct kva_kv *kv_new(struct fixture *f, enum kva_dtype kv_dtype)
 {
     struct kva_err err;
     struct kva_kv *kv;
-    struct kva_kv_seq seq;
-    struct kva_forward *forward;
     const struct kva_model_config *c = &f->model->config;
-    const struct kva_kv_params kv_params = {
+    const struct kva_kv_params params = {
         .device = f->device,
         .layers = c->layer_count,
         .kv_heads = c->kv_heads,
@@ -32,10 +28,22 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
         .budget = {64 << 20, 64 << 20},
         .sequences_max = 1,
     };
+    assert_int_equal(kva_kv_create(&params, &kv, &err), KVA_OK);
+    return kv;
+}
+
+/* Logits of every position, [count, vocab]; the caller frees. */
+static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count, uint32_t chunk,
+                         enum kva_dtype kv_dtype)
+{
+    struct kva_err err;
+    struct kva_kv *kv = kv_new(f, kv_dtype);
+    struct kva_kv_seq seq;
+    struct kva_forward *forward;
+    const struct kva_model_config *c = &f->model->config;
     const struct kva_kv_spec spec = {.policy = KVA_KV_FULL};
     const struct kva_kv_plan plan = {
         .spec = &spec, .prompt_tokens = count, .tokens_max = count + 1};
-    assert_int_equal(kva_kv_create(&kv_params, &kv, &err), KVA_OK);
     assert_int_equal(kva_kv_seq_init(kv, &seq, &plan, &err), KVA_OK);
     uint32_t cached;
     assert_int_equal(kva_kv_seq_admit(kv, &seq, ids, &cached, NULL, &err), KVA_OK);
@@ -94,19 +102,8 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
 static size_t scratch_bytes(struct fixture *f, uint32_t rows)
 {
     struct kva_err err;
-    struct kva_kv *kv;
+    struct kva_kv *kv = kv_new(f, KVA_F16);
     struct kva_forward *forward;
-    const struct kva_model_config *c = &f->model->config;
-    const struct kva_kv_params kv_params = {
-        .device = f->device,
-        .layers = c->layer_count,
-        .kv_heads = c->kv_heads,
-        .head_dim = c->head_dim,
-        .dtype = KVA_F16,
-        .budget = {64 << 20, 64 << 20},
-        .sequences_max = 1,
-    };
-    assert_int_equal(kva_kv_create(&kv_params, &kv, &err), KVA_OK);
     const struct kva_forward_params params = {
         .device = f->device,
         .model = f->model,
