@@ -131,6 +131,41 @@ def test_a_tab_that_is_opened_while_another_is_answered_shows_the_end(chat: web.
         assert stored(chat)["settings"] == {"temperature": 0.5}
 
 
+# What a tab had stored before it saw the end of another's answer, with settings of its own; then the other is told.
+OLDER = "window.older = localStorage.getItem('kvahead.' + location.hash.slice(1))"
+WRITE_OLDER = """const stored = Object.assign(JSON.parse(older), {revision: 'older', settings: {temperature: 0.5}});
+    stored.messages.at(-1).state = 'done';
+    stored.messages.at(-1).meta.end = 'unfinished';
+    localStorage.setItem('kvahead.' + stored.id, JSON.stringify(stored));
+    const news = {key: 'kvahead.' + stored.id, newValue: JSON.stringify(stored)};
+    dispatchEvent(new StorageEvent('storage', news));"""
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_the_end_of_an_answer_survives_what_another_tab_stores_that_has_not_seen_it(
+    chat: web.Browser, scripted: Scripted, is_shown: bool
+) -> None:
+    more = threading.Event()
+    scripted.answers = [slow(more)]
+    ask(chat, "first")
+    wait_text(chat, "Half")
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        chat.wait(LAST)
+        look_at_first()
+        chat.js(OLDER)
+        if not is_shown:
+            chat.click("#new")
+        more.set()
+        wait_until("it is stored", lambda: stored(chat)["messages"][-1]["state"] == "done")
+        chat.js(WRITE_OLDER)
+        assert said(stored(chat)) == ["first", "Half an answer"] and stored(chat)["settings"] == {"temperature": 0.5}
+        assert stored(chat)["messages"][-1]["meta"]["end"] == "stop" and len(all_stored(chat)) == 1
+        assert not is_shown or "temperature 0.5" in chat.text("#summary")
+        look_at_second()
+        wait_until("it is complete", lambda: "not complete" not in chat.text(f"{LAST} .stats"))
+        assert shown(chat) == ["first", "Half an answer"]
+
+
 def test_what_two_tabs_ask_at_once_becomes_two_conversations(chat: web.Browser, scripted: Scripted) -> None:
     more = threading.Event()
     answers(scripted, "One.")

@@ -4,12 +4,14 @@
 
 const SAVE_EVERY_MS = 1000;
 const TYPED_MS = 400;
+const ENDED_MS = 5000;
 const PINNED_PX = 48;
 
 const chat = {
   current: null,    /* the conversation that is shown; kept once it has a message */
   views: [],        /* of its messages */
   jobs: new Map(),  /* id of a conversation -> its answer that is coming */
+  ended: new Map(),    /* id -> a conversation whose answer has ended just now */
   unsaved: new Map(),  /* id -> a conversation that could not be stored; the page alone has it */
   model: null,      /* {id, kv_policy, max_model_len} */
   leaving: false,   /* the page goes */
@@ -117,8 +119,16 @@ function forget(id) {
     job.controller.abort();
   }
   if (typed?.id === id) typed = null;
+  chat.ended.delete(id);
   chat.unsaved.delete(id);
   store.drop(id);
+}
+
+/* Another tab had not seen the end of the answer that ended here when it stored what it had of it. */
+function isEndLost(conversation, stored) {
+  const mine = conversation.messages.at(-1);
+  const theirs = mine?.id && stored.messages.find(({ id }) => id === mine.id);
+  return Boolean(theirs) && theirs.meta?.end === 'unfinished' && mine.meta?.end !== 'unfinished';
 }
 
 /* Show what another tab has stored, unless something goes on here: that is compared when it is kept. */
@@ -127,15 +137,24 @@ function refresh() {
   const isBusy = chat.jobs.has(current.id) || chat.unsaved.has(current.id) || chat.views.some((view) => view.field);
   if (isBusy || !isKept(current) || !store.isStale(current)) return;
   const conversation = loaded(current.id);
-  if (conversation) takeOver(conversation);
+  if (!conversation) return;
+  if (isEndLost(current, conversation)) keep(current, false);
+  else takeOver(conversation);
+}
+
+/* Of one that is not shown. */
+function keepEnd(conversation) {
+  const stored = store.isStale(conversation) && loaded(conversation.id);
+  if (stored && isEndLost(conversation, stored)) keep(conversation, false);
 }
 
 function changedElsewhere(id, isGone) {
   const isShown = id === chat.current.id;
   if (!isGone) {
-    if (!isShown) return;
-    keepTyped();
-    refresh();
+    if (isShown) {
+      keepTyped();
+      refresh();
+    } else if (chat.ended.has(id)) keepEnd(chat.ended.get(id));
   } else if (!chat.unsaved.has(id) && (isShown || chat.jobs.has(id))) {
     forget(id);
     if (isShown) chat.ongone();
@@ -328,7 +347,7 @@ function answer(place) {
   const conversation = chat.current;
   conversation.messages.splice(place);
   cutViews(place);
-  const message = { role: 'assistant', content: '', state: 'streaming', meta: { model: chat.model?.id } };
+  const message = { id: newId(), role: 'assistant', content: '', state: 'streaming', meta: { model: chat.model?.id } };
   const body = {
     ...(chat.model ? { model: chat.model.id } : {}),
     messages: messagesOf(conversation, place),
@@ -433,6 +452,16 @@ async function run(job, body) {
   finish(job);
 }
 
+/* For as long as another tab may take to see that it was stored. */
+function rememberEnd(conversation) {
+  const { id } = conversation;
+  if (!isKept(conversation)) return;
+  chat.ended.set(id, conversation);
+  setTimeout(() => {
+    if (chat.ended.get(id) === conversation) chat.ended.delete(id);
+  }, ENDED_MS);
+}
+
 function errorText(error) {
   if (!(error instanceof ApiError)) return `The page failed: ${error.message}`;
   const wait = error.retryAfter ? ` It asks to be tried again after ${count(error.retryAfter)} s.` : '';
@@ -447,6 +476,7 @@ function finish(job) {
   message.state = 'done';
   message.meta = metaOf(job);
   keep(conversation, true);
+  rememberEnd(conversation);
   if (conversation === chat.current) {
     job.view.settle();
     showBusy();
