@@ -166,6 +166,96 @@ def test_the_end_of_an_answer_survives_what_another_tab_stores_that_has_not_seen
         assert shown(chat) == ["first", "Half an answer"]
 
 
+MANY = """const index = JSON.parse(localStorage.getItem('kvahead.index'));
+    for (let i = 0; i < 199; i++) {
+        const id = 'c' + i;
+        const messages = [{role: 'user', content: 'x'}, {role: 'assistant', content: 'y'}];
+        localStorage.setItem('kvahead.' + id, JSON.stringify({id, title: 'Chat', settings: {}, messages}));
+        index.unshift({id, title: 'Chat', at: Date.now()});
+    }
+    localStorage.setItem('kvahead.index', JSON.stringify(index));"""
+
+
+def is_stored(tab: web.Browser, url: str) -> bool:
+    return tab.js("return localStorage.getItem('kvahead.' + arguments[0]) !== null", url.partition("#")[2])
+
+
+def test_what_makes_room_for_another_stays_where_it_is_shown(chat: web.Browser, scripted: Scripted) -> None:
+    answers(scripted, "One.", "New.", "Two.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    chat.js(MANY)
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        wait_text(chat, "One.")
+        chat.press(web.UP)
+        chat.type(EDITOR, " edited")
+        look_at_first()
+        here = address(chat)
+        chat.click("#new")
+        ask(chat, "new")
+        wait_done(chat, 1)
+        assert not is_stored(chat, here) and not chat.is_shown("#notice")
+        look_at_second()
+        wait_until("it is said", lambda: "others have taken its room" in chat.text("#notice"))
+        assert chat.is_shown("#notice") and address(chat) == here and "deleted" not in chat.text("#status")
+        assert chat.count(EDITOR) == 1 and chat.count(".message") == 2
+        assert chat.text("#conversations .current .open") == "first"
+        chat.type(EDITOR, web.ESCAPE)
+        ask(chat, "second")
+        wait_done(chat, 2)
+        assert said(stored(chat)) == ["first", "One.", "second", "Two."] and len(all_stored(chat)) == 200
+        assert not chat.is_shown("#notice")
+
+
+def test_what_makes_room_for_another_is_answered_to_its_end(chat: web.Browser, scripted: Scripted) -> None:
+    more = threading.Event()
+    scripted.answers = [slow(more), lambda out: out.whole("New.")]
+    ask(chat, "first")
+    wait_text(chat, "Half")
+    chat.js(MANY)
+    here = address(chat)
+    with two_tabs(chat, f"{scripted.url}/") as (look_at_first, _):
+        ask(chat, "new")
+        wait_done(chat, 1)
+        assert not is_stored(chat, here)
+        look_at_first()
+        chat.wait("#notice")
+        assert chat.count("#send.busy") and not scripted.left.is_set()
+        more.set()
+        wait_done(chat, 1)
+        assert said(stored(chat)) == ["first", "Half an answer"] and not chat.is_shown("#notice")
+
+
+def test_what_is_put_back_when_the_room_does_not_serve_is_not_deleted(chat: web.Browser, scripted: Scripted) -> None:
+    answers(scripted, "One.", "Two.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    here = address(chat)
+    with two_tabs(chat, here) as (look_at_first, look_at_second):
+        wait_text(chat, "One.")
+        look_at_first()
+        chat.click("#new")
+        chat.js("""const put = Storage.prototype.setItem;
+            Storage.prototype.setItem = function (name, text) {
+                if (name !== 'kvahead.probe' && text.includes('much')) throw new DOMException('full', 'QuotaExceededError');
+                put.call(this, name, text);
+            };""")
+        ask(chat, "much")
+        wait_done(chat, 1)
+        assert chat.is_shown("#notice")
+        look_at_second()
+        # What another tab stores last is heard of last.
+        chat.js("window.heard = 0; addEventListener('storage', ({key}) => { heard += key === 'kvahead.theme'; })")
+        look_at_first()
+        chat.click("#theme")
+        look_at_second()
+        wait_until("it has heard of all", lambda: chat.js("return heard") == 1)
+        assert shown(chat) == ["first", "One."] and not chat.is_shown("#notice")
+        assert is_stored(chat, here) and said(stored(chat)) == ["first", "One."]
+        look_at_first()
+        chat.js("localStorage.removeItem('kvahead.theme')")
+
+
 def test_what_two_tabs_ask_at_once_becomes_two_conversations(chat: web.Browser, scripted: Scripted) -> None:
     more = threading.Event()
     answers(scripted, "One.")

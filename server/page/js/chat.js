@@ -37,6 +37,7 @@ function keep(conversation, isNews) {
   if (store.save(conversation, isNews)) chat.unsaved.delete(conversation.id);
   else chat.unsaved.set(conversation.id, conversation);
   showNotice();
+  for (const other of [chat.current.id, ...chat.jobs.keys()]) if (other !== conversation.id) keepHere(other);
   if (conversation.id !== id) chat.onchange();
 }
 
@@ -148,23 +149,42 @@ function keepEnd(conversation) {
   if (stored && isEndLost(conversation, stored)) keep(conversation, false);
 }
 
-function changedElsewhere(id, isGone) {
+/* What is shown or answered here and has made room for another is as one that could not be stored. */
+function keepHere(id) {
+  const conversation = chat.jobs.get(id)?.conversation || (id === chat.current.id ? chat.current : null);
+  if (!conversation || !isKept(conversation) || chat.unsaved.has(id) || store.has(id)) return;
+  chat.unsaved.set(id, conversation);
+  showNotice();
+  chat.onchange();
+}
+
+function deletedElsewhere(id) {
   const isShown = id === chat.current.id;
-  if (!isGone) {
-    if (isShown) {
-      keepTyped();
-      refresh();
-    } else if (chat.ended.has(id)) keepEnd(chat.ended.get(id));
-  } else if (!chat.unsaved.has(id) && (isShown || chat.jobs.has(id))) {
-    forget(id);
-    if (isShown) chat.ongone();
-  }
+  if (chat.unsaved.has(id) || !(isShown || chat.jobs.has(id))) return;
+  forget(id);
+  if (isShown) chat.ongone();
+}
+
+/* `text`: what is stored of it, '' before it makes room, null then. */
+function changedElsewhere(id, text) {
+  if (text === DELETED) deletedElsewhere(id);
+  else if (text === null) keepHere(id);
+  else if (text === '') return;
+  else if (chat.unsaved.has(id)) {
+    /* The other had no room all the same, and has put it back. */
+    if (!store.isStale(chat.unsaved.get(id))) keep(chat.unsaved.get(id), false);
+    chat.onchange();
+  } else if (id === chat.current.id) {
+    keepTyped();
+    refresh();
+  } else if (chat.ended.has(id)) keepEnd(chat.ended.get(id));
 }
 
 /* Of the conversation that is shown; said once, not at every save. */
 function showNotice() {
   const text = !chat.unsaved.has(chat.current.id) ? ''
-    : 'This conversation will be lost on reload: it is too long for the browser’s storage, or storage is not available.';
+    : 'This conversation will be lost on reload: it is too long for the browser’s storage, others have taken its room, '
+      + 'or storage is not available.';
   if (byId('notice').textContent !== text) byId('notice').textContent = text;
   byId('notice').hidden = text === '';
 }

@@ -390,7 +390,7 @@ function listen() {
   addEventListener('popstate', openAddress);
   addEventListener('storage', ({ key, newValue }) => {
     if (key === INDEX) showList();
-    else if (key?.startsWith(PREFIX)) changedElsewhere(key.slice(PREFIX.length), newValue === null);
+    else if (key?.startsWith(PREFIX)) changedElsewhere(key.slice(PREFIX.length), newValue);
   });
   addEventListener('pageshow', () => {
     chat.leaving = false;

@@ -6,6 +6,7 @@
 const PREFIX = 'kvahead.';
 const INDEX = `${PREFIX}index`;
 const PROBE = `${PREFIX}probe`;
+const DELETED = 'null'; /* put in a conversation's place before it is removed, unless it makes room for another */
 const CONVERSATIONS_MAX = 200;
 const TITLE_MAX = 80;
 
@@ -164,6 +165,7 @@ const store = (() => {
   }
 
   function drop(id) {
+    put(PREFIX + id, DELETED);
     remove(PREFIX + id);
     putIndex(list().filter((entry) => entry.id !== id));
   }
@@ -172,6 +174,7 @@ const store = (() => {
     list,
     load,
     isStale,
+    has: (id) => read(PREFIX + id) !== null,
     save,
     drop,
     getText: (name) => read(PREFIX + name),
