@@ -108,6 +108,46 @@ def test_what_another_tab_has_stored_is_looked_for_before_anything_is_stored(
     assert other == ["first", "One.", "second", "Two.", "second", "Two."]
 
 
+def test_an_older_page_that_names_no_writing_is_looked_for_too(chat: web.Browser, scripted: Scripted) -> None:
+    answers(scripted, "One.", "Mine.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    older = WRITE_ON.replace("stored.revision = 'another'", "delete stored.revision")
+    for length in (4, 6):
+        chat.js(older)
+        chat.js("dispatchEvent(new StorageEvent('storage', {key: 'kvahead.' + location.hash.slice(1), newValue: '{}'}))")
+        assert len(shown(chat)) == length
+    chat.js(older)
+    ask(chat, "mine")
+    wait_done(chat, 4)
+    assert [len(conversation["messages"]) for conversation in all_stored(chat)] == [8, 8]
+
+
+def test_answering_again_asks_about_what_another_tab_has_asked_meanwhile(
+    chat: web.Browser, scripted: Scripted
+) -> None:
+    answers(scripted, "One.", "Two.", "Three.", "Anew.")
+    for i, text in enumerate(["first", "second"]):
+        ask(chat, text)
+        wait_done(chat, i + 1)
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        wait_text(chat, "Two.")
+        chat.js("document.querySelector('[aria-label=\"Answer again\"]').click()")
+        assert chat.text("#ask-text") == "The 2 messages after it will be lost."
+        look_at_first()
+        ask(chat, "third")
+        wait_done(chat, 3)
+        look_at_second()
+        wait_text(chat, "Three.")
+        chat.click("#ask-yes")
+        wait_until("it asks again", lambda: chat.text("#ask-text") == "The 4 messages after it will be lost.")
+        assert len(shown(chat)) == 6
+        chat.click("#ask-yes")
+        wait_text(chat, "Anew.")
+        wait_done(chat, 1)
+        assert said(stored(chat)) == ["first", "Anew."]
+
+
 def test_a_tab_that_is_opened_while_another_is_answered_shows_the_end(chat: web.Browser, scripted: Scripted) -> None:
     more = threading.Event()
     scripted.answers = [slow(more)]

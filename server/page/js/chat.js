@@ -222,11 +222,17 @@ const actions = {
   async again(view) {
     const isFree = () => !chat.jobs.has(chat.current.id) && chat.views.includes(view);
     if (!isFree()) return;
-    const after = chat.views.length - 1 - chat.views.indexOf(view);
+    const { length } = chat.views;
+    const last = chat.views.at(-1);
+    const after = length - 1 - chat.views.indexOf(view);
     const lost = after === 1 ? 'The message' : `The ${count(after)} messages`;
     const text = `${lost} after it will be lost.`;
     if (after > 0 && !(await confirmLoss('Answer this again?', text, 'Answer again'))) return;
-    if (isFree()) answer(chat.views.indexOf(view));
+    if (!isFree()) return;
+    /* Another tab may have gone on meanwhile: those messages were not asked about. */
+    const isAsked = length === chat.views.length && last === chat.views.at(-1);
+    if (isAsked) answer(chat.views.indexOf(view));
+    else await actions.again(view);
   },
 };
 

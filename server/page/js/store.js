@@ -122,8 +122,9 @@ const store = (() => {
     return true;
   }
 
-  /* Each writing of a conversation has a name of its own, at the beginning of what is stored. */
-  const revisionIn = (text) => /^\{"revision":"(\w*)"/.exec(text)?.[1] ?? '';
+  /* Each writing of a conversation has a name of its own, at the beginning of what is stored. Those of
+   * an older page have none: they grow. */
+  const revisionIn = (text) => /^\{"revision":"(\w*)"/.exec(text)?.[1] ?? `_${text.length}`;
 
   function load(id) {
     const text = read(PREFIX + id);
