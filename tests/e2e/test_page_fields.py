@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import browser as web
 import pytest
-from harness import wait_until
+from harness import SOON_S, wait_until
 from page import LAST, answers, ask, retype, visit, wait_done
 from scripted import Out, Scripted
 
@@ -87,6 +87,25 @@ def test_a_refused_field_has_the_focus_and_its_mark_goes_with_its_value(
     assert not is_marked(chat, field)
     assert chat.text(f"{field}-hint") == help_before or param == "kv.policy"
     assert "problem" not in chat.js("return document.querySelector(arguments[0]).className", f"{field}-hint")
+
+
+def test_a_refusal_leaves_the_focus_where_somebody_types(chat: web.Browser, scripted: Scripted) -> None:
+    chat.refusals = "status of 400"
+    more = threading.Event()
+
+    def late(out: Out) -> None:
+        more.wait(SOON_S)
+        out.error(400, "This is wrong.", "temperature")
+
+    scripted.answers = [late]
+    ask(chat, "a")
+    chat.type("#prompt", "next")
+    more.set()
+    wait_done(chat, 1)
+    wait_until("it is marked", lambda: is_marked(chat, "#f-temperature"))
+    assert chat.is_shown("#f-temperature") and chat.focused() == "prompt"
+    chat.press("5")
+    assert chat.js("return document.querySelector('#prompt').value") == "next5"
 
 
 def test_a_refused_system_prompt_is_marked_until_it_is_changed(chat: web.Browser, scripted: Scripted) -> None:

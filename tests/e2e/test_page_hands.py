@@ -116,6 +116,15 @@ def test_alt_with_a_key_that_makes_a_character_makes_it(chat: web.Browser, key: 
     assert chat.is_shown("#live")
 
 
+@pytest.mark.parametrize("key, code", [("д", "KeyL"), ("Д", "KeyL"), ("λ", "KeyL"), ("ל", "KeyL"), ("l", "KeyP")])
+def test_alt_with_a_letter_of_another_script_goes_by_the_place_of_the_key(
+    chat: web.Browser, key: str, code: str
+) -> None:
+    assert not chat.js(KEY, "#prompt", {"key": key, "code": code, "altKey": False}) and not chat.is_shown("#live")
+    assert chat.js(KEY, "#prompt", {"key": key, "code": code, "altKey": True})
+    assert chat.is_shown("#live")
+
+
 def test_what_ends_a_composition_does_not_send(chat: web.Browser, scripted: Scripted) -> None:
     answers(scripted, "One.")
     chat.js("document.querySelector('#prompt').value = 'にほん'")

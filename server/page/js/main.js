@@ -230,13 +230,13 @@ function openSide(on) {
   if (on) byId('side-close').focus();
 }
 
-function openPanel(on) {
+function openPanel(on, takesFocus = true) {
   byId('panel').hidden = !on;
   byId('app').classList.toggle('panel-open', on);
   for (const id of ['tune', 'summary']) byId(id).setAttribute('aria-expanded', String(on));
   if (on) {
     form.showCosts(costsOf(chat.current));
-    byId('f-kv-policy')?.focus({ preventScroll: true });
+    if (takesFocus) byId('f-kv-policy')?.focus({ preventScroll: true });
   }
 }
 
@@ -300,11 +300,17 @@ function onPromptKey(event) {
   }
 }
 
+/* What would be typed: where Alt makes other characters of the keys N, L and S they are not taken. A
+ * layout of another script than Latin has no such letters; there the place of the key counts. */
+function letterOf({ key, code }) {
+  const isForeign = /^\p{L}$/u.test(key) && !/\p{Script=Latin}/u.test(key);
+  return (isForeign ? code.replace(/^Key/, '') : key).toLowerCase();
+}
+
 function onKey(event) {
   if (event.altKey && !event.ctrlKey && !event.metaKey) {
-    /* By what would be typed: where Alt makes other characters of these keys they are not taken. */
     const does = { n: startNew, l: () => showView(byId('live').hidden ? 'live' : 'chat'),
-      s: () => openPanel(byId('panel').hidden) }[event.key.toLowerCase()];
+      s: () => openPanel(byId('panel').hidden) }[letterOf(event)];
     if (does) {
       event.preventDefault();
       does();
@@ -412,8 +418,11 @@ chat.onlost = askServed;
 chat.onrefused = (error) => {
   const field = form.fieldOf(error.param);
   if (!field) return;
-  openPanel(true);
-  form.refuse(field, error.message);
+  /* The next keys of whoever is typing are not for that field. */
+  const at = document.activeElement;
+  const takesFocus = !(at.matches('textarea, input') && at.value !== '');
+  openPanel(true, takesFocus);
+  form.refuse(field, error.message, takesFocus);
 };
 chat.onsettings = () => {
   form.show(chat.current.settings);

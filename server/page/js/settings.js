@@ -133,11 +133,11 @@ class SettingsForm {
   }
 
   /* The server refused what is in a field. */
-  refuse(field, message) {
+  refuse(field, message, takesFocus) {
     const closed = field.closest('details');
     if (closed) closed.open = true;
     this.mark(field, message);
-    field.focus();
+    if (takesFocus) field.focus();
   }
 
   policySetting(setting) {
