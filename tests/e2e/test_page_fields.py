@@ -224,8 +224,9 @@ def test_policies_are_asked_for_again(chat: web.Browser, scripted: Scripted) -> 
     assert chat.count("#f-kv-policy option") > 1
 
 
-def test_a_form_that_is_filled_in_is_left_alone_when_the_same_server_is_asked_again(
-    chat: web.Browser, scripted: Scripted
+@pytest.mark.parametrize("model", ["demo", "other"])
+def test_a_form_that_is_filled_in_is_left_alone_when_a_server_is_asked_again(
+    chat: web.Browser, scripted: Scripted, model: str
 ) -> None:
     def cut(out: Out) -> None:
         out.begin()
@@ -237,7 +238,14 @@ def test_a_form_that_is_filled_in_is_left_alone_when_the_same_server_is_asked_ag
     ask(chat, "a")
     wait_until("half is shown", lambda: chat.text(f"{LAST} .body") == "Half")
     chat.click("#tune")
-    chat.click("#f-system")
+    chat.type("#f-temperature", "9")
+    chat.type("#f-system", "Be")
+    if model == "other":
+        scripted.places[MODELS] = lambda: models("other")
     wait_asked(chat, more.set)
     wait_done(chat, 1)
-    assert chat.focused() == "f-system"
+    wait_until("its name is shown", lambda: chat.text("#model") == model)
+    assert chat.focused() == "f-system" and chat.text("#f-temperature-hint") == "0 to 2"
+    chat.press("!")
+    values = "return [...document.querySelectorAll('#f-temperature, #f-system')].map(({value}) => value)"
+    assert chat.js(values) == ["9", "Be!"]

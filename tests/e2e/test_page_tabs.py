@@ -79,6 +79,44 @@ def test_a_tab_shows_what_another_has_asked_and_its_settings_erase_nothing(
         assert len(all_stored(chat)) == 1 and len(stored(chat)["messages"]) == 6
 
 
+def value(tab: web.Browser, field: str) -> str:
+    return tab.js("return document.querySelector(arguments[0]).value", field)
+
+
+def test_a_form_that_somebody_fills_in_takes_what_another_tab_has_changed(
+    chat: web.Browser, scripted: Scripted
+) -> None:
+    answers(scripted, "One.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    chat.click("#tune")
+
+    def change(field: str, text: str) -> None:
+        look_at_first()
+        retype(chat, field, text)
+        wait_until("it is stored", lambda: stored(chat)["settings"].get(field[3:]) == float(text))
+        look_at_second()
+        wait_until("it is shown", lambda: value(chat, field) == text)
+
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        wait_text(chat, "One.")
+        chat.click("#tune")
+        chat.type("#f-temperature", "9")
+        change("#f-top_p", "0.5")
+        assert chat.focused() == "f-temperature" and value(chat, "#f-temperature") == "9"
+        assert chat.text("#f-temperature-hint") == "0 to 2"
+        # What is typed on goes into the settings that came.
+        retype(chat, "#f-temperature", "1.50")
+        wait_until("it is stored", lambda: stored(chat)["settings"] == {"top_p": 0.5, "temperature": 1.5})
+        change("#f-top_p", "0.6")
+        assert chat.focused() == "f-temperature" and value(chat, "#f-temperature") == "1.50"
+        change("#f-temperature", "1")
+        assert chat.focused() == "f-temperature"
+        chat.js("document.querySelector('#settings > button').focus()")
+        change("#f-top_p", "0.7")
+        assert chat.focused() == "Back to the server’s defaults"
+
+
 # As another tab does, but that nobody is told: the event of what a tab writes goes to the others.
 WRITE_ON = """const {id} = JSON.parse(localStorage.getItem('kvahead.index'))[0];
     const stored = JSON.parse(localStorage.getItem('kvahead.' + id));

@@ -425,7 +425,7 @@ chat.onrefused = (error) => {
   form.refuse(field, error.message, takesFocus);
 };
 chat.onsettings = () => {
-  form.show(chat.current.settings);
+  form.update(chat.current.settings);
   showSummary();
 };
 chat.ongone = () => {

@@ -46,6 +46,11 @@ function settingsSummary(settings, model) {
   return parts.join(' · ');
 }
 
+/* What was typed into a field means what a field of the same settings says, or is not in them. */
+const isTypedAs = ({ type, value, ariaInvalid }, fresh) => value.trim() === fresh.value.trim()
+  || (type === 'number' && value !== '' && fresh.value !== '' && Number(value) === Number(fresh.value))
+  || (ariaInvalid === 'true' && fresh.value === '');
+
 /* The form. onchange(settings) is called with what is valid; what is not valid is not in them. */
 class SettingsForm {
   constructor(form, onchange) {
@@ -62,12 +67,34 @@ class SettingsForm {
     this.build();
   }
 
+  /* Of the same conversation, changed by somebody else. */
+  update(settings) {
+    this.settings = settings;
+    this.rebuild(() => true);
+  }
+
   /* What the server has: once it is known, and again when it changes. */
   offer(model, policies) {
     if (JSON.stringify([model, policies]) === JSON.stringify([this.model, this.policies])) return;
     this.model = model;
     this.policies = policies;
+    this.rebuild(({ id }) => !id.startsWith('f-kv-'));
+  }
+
+  /* Under somebody's hands: the focus stays where it is, and what means the same as it was typed, or
+   * is not finished. `canStay`: the rules of a field are what they were. */
+  rebuild(canStay) {
+    const at = this.form.contains(document.activeElement) ? document.activeElement : null;
+    const alike = () => [...this.form.querySelectorAll(at.tagName)];
+    const place = at && alike().indexOf(at);
+    const typed = [...this.form.querySelectorAll('input:not([type=checkbox]), textarea')]
+      .filter((control) => control === at || control.ariaInvalid === 'true');
     this.build();
+    for (const control of typed.filter(canStay)) {
+      const fresh = byId(control.id);
+      if (fresh && isTypedAs(control, fresh)) fresh.closest('.field').replaceWith(control.closest('.field'));
+    }
+    if (at) (byId(at.id) || alike()[place])?.focus({ preventScroll: true });
   }
 
   set(group, name, value) {
