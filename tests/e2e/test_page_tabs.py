@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import browser as web
@@ -207,6 +208,50 @@ def test_a_tab_that_is_opened_while_another_is_answered_shows_the_end(chat: web.
         assert "temperature 0.5" in chat.text("#summary")
         assert len(all_stored(chat)) == 1 and said(stored(chat)) == ["first", "Half an answer"]
         assert stored(chat)["settings"] == {"temperature": 0.5}
+
+
+PIECES = ["First.\n\n```c\nint a", " = 1;", "\nint b;", "\n```\n\nLast."]
+
+
+def test_an_answer_that_comes_elsewhere_grows_where_it_stands(chat: web.Browser, scripted: Scripted) -> None:
+    more = threading.Semaphore(0)
+
+    def pieces(out: Out) -> None:
+        out.begin()
+        for piece in PIECES:
+            out.text(piece)
+            more.acquire(timeout=SOON_S)
+            time.sleep(1.1)  # what comes then is stored at once
+        out.end()
+
+    scripted.answers = [pieces]
+    ask(chat, "first")
+    wait_text(chat, "First.cint a")
+    more.release()
+    wait_text(chat, "First.cint a = 1;")
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        wait_text(chat, "First.cint a = 1;")
+        chat.js("""getSelection().selectAllChildren(document.querySelector('.message.assistant .body > p'));
+            document.querySelector('.message.assistant [aria-label="Answer again"]').focus();
+            Object.defineProperty(document, 'hidden', {value: true, configurable: true});""")
+        more.release()
+        wait_until("it is stored", lambda: said(stored(chat))[1] == "".join(PIECES[:3]))
+        assert chat.text(f"{LAST} .body") == "First.cint a = 1;", "nobody looks at it"
+        chat.js("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+        assert chat.text(f"{LAST} .body") == "First.cint a = 1;\nint b;"
+        for text in ("int b;", "int b;Last."):
+            wait_text(chat, f"First.cint a = 1;\n{text}")
+            assert chat.js("return String(getSelection())") == "First." and chat.focused() == "Answer again"
+            assert "not complete" in chat.text(f"{LAST} .stats")
+            more.release()
+        wait_until("it is complete", lambda: "not complete" not in chat.text(f"{LAST} .stats"))
+        assert chat.js("return String(getSelection())") == "First." and chat.focused() == "Answer again"
+        markup = chat.js("return document.querySelector('.message.assistant').innerHTML")
+        chat.reload()
+        chat.wait(LAST)
+        assert chat.js("return document.querySelector('.message.assistant').innerHTML") == markup
+        look_at_first()
+        wait_done(chat, 1)
 
 
 # What a tab had stored before it saw the end of another's answer, with settings of its own; then the other is told.

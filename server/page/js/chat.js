@@ -132,7 +132,8 @@ function isEndLost(conversation, stored) {
   return Boolean(theirs) && theirs.meta?.end === 'unfinished' && mine.meta?.end !== 'unfinished';
 }
 
-/* Show what another tab has stored, unless something goes on here: that is compared when it is kept. */
+/* Show what another tab has stored, unless something goes on here: that is compared when it is kept.
+ * What nobody looks at is not shown before somebody does. */
 function refresh() {
   const { current } = chat;
   const isBusy = chat.jobs.has(current.id) || chat.unsaved.has(current.id) || chat.views.some((view) => view.field);
@@ -140,7 +141,7 @@ function refresh() {
   const conversation = loaded(current.id);
   if (!conversation) return;
   if (isEndLost(current, conversation)) keep(current, false);
-  else takeOver(conversation);
+  else if (!document.hidden) takeOver(conversation);
 }
 
 /* Of one that is not shown. */
@@ -295,17 +296,24 @@ function showTitle() {
   document.title = title ? `${title} · kvahead` : 'kvahead';
 }
 
+const hasGrown = (message, longer) =>
+  Boolean(message?.id) && message.id === longer?.id && longer.content.startsWith(message.content);
+
 /* The conversation that is shown, as another tab has stored it: what is the same stays as it is. */
 function takeOver(conversation) {
   const { messages } = chat.current;
   const isSame = (message, i) => JSON.stringify(message) === JSON.stringify(messages[i]);
   const changed = conversation.messages.findIndex((message, i) => !isSame(message, i));
-  const same = changed < 0 ? conversation.messages.length : changed;
-  conversation.messages.splice(0, same, ...messages.slice(0, same));
+  let same = changed < 0 ? conversation.messages.length : changed;
   const { settings } = chat.current;
   const news = conversation.settings;
   const scroll = byId('scroll');
   const top = scroll.scrollTop;
+  if (hasGrown(messages[same], conversation.messages[same])) {
+    chat.views[same].become(conversation.messages[same]);
+    same++;
+  }
+  conversation.messages.splice(0, same, ...messages.slice(0, same));
   chat.current = Object.assign(conversation, { settings });
   cutViews(same);
   for (const message of conversation.messages.slice(same)) addView(message);

@@ -62,22 +62,29 @@ function putPieces(code, text) {
   }
 }
 
-/* {node, grow(text), finish()}: while the block is open, only what is new is added. */
+/* {node, grow(text), finish()}: while the block is open, only what is new is added. One that is
+ * finished may grow all the same. */
 function codeBlock(language, text) {
   const code = h('code');
   putPieces(code, text);
   const copy = iconButton('copy', 'Copy this code', () => copyText(code.textContent, copy));
   const label = language.slice(0, 24);
+  let isFinished = false;
   const node = h('div', { className: 'code' },
     h('div', { className: 'code-head' }, h('span', { text: label || 'text' }), copy),
     h('pre', { tabindex: '0', role: 'region', 'aria-label': label ? `Code, ${label}` : 'Code' }, code));
   return {
     node,
     grow(longer) {
-      if (!longer.startsWith(text)) code.replaceChildren();
-      putPieces(code, longer.startsWith(text) ? longer.slice(text.length) : longer);
+      const isMore = !isFinished && longer.startsWith(text);
+      if (!isMore) code.replaceChildren();
+      putPieces(code, isMore ? longer.slice(text.length) : longer);
+      isFinished = false;
       text = longer;
     },
-    finish: () => colour(code, text, language),
+    finish() {
+      isFinished = true;
+      colour(code, text, language);
+    },
   };
 }

@@ -403,6 +403,7 @@ function listen() {
     refresh();
   });
   addEventListener('pagehide', leave);
+  document.addEventListener('visibilitychange', refresh);
   new ResizeObserver(follow).observe(byId('log'));
 }
 

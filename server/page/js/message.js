@@ -128,6 +128,22 @@ class MessageView {
     }
   }
 
+  /* The same answer, of which another tab has more. What stands stays: somebody may read it, or select it. */
+  become(message) {
+    const before = this.message;
+    const isLonger = before.content !== '' && JSON.stringify(before.meta) === JSON.stringify(message.meta)
+      && !before.error && !message.error;
+    Object.assign(before, message);
+    if (isLonger) {
+      this.think();
+      this.markdown.finish(before.content);
+      return;
+    }
+    const at = this.foot.contains(document.activeElement) ? document.activeElement.getAttribute('aria-label') : null;
+    this.settle();
+    if (at) this.foot.querySelector(`[aria-label="${at}"]`)?.focus({ preventScroll: true });
+  }
+
   /* The text in a field; done(text) with the new one, or null. */
   edit(done) {
     if (this.field) {
