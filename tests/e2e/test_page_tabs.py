@@ -379,6 +379,16 @@ def test_what_is_put_back_when_the_room_does_not_serve_is_not_deleted(chat: web.
         chat.js("localStorage.removeItem('kvahead.theme')")
 
 
+def test_what_another_tab_has_not_listed_is_listed_again(chat: web.Browser, scripted: Scripted) -> None:
+    answers(scripted, "One.")
+    ask(chat, "first")
+    wait_done(chat, 1)
+    chat.js("localStorage.setItem('kvahead.index', '[]');"
+            "dispatchEvent(new StorageEvent('storage', {key: 'kvahead.index', newValue: '[]'}))")  # fmt: skip
+    wait_until("it is listed", lambda: chat.text("#conversations .current .open") == "first")
+    assert said(stored(chat)) == ["first", "One."]
+
+
 def test_what_two_tabs_ask_at_once_becomes_two_conversations(chat: web.Browser, scripted: Scripted) -> None:
     more = threading.Event()
     answers(scripted, "One.")

@@ -5,6 +5,7 @@
 const SAVE_EVERY_MS = 1000;
 const TYPED_MS = 400;
 const ENDED_MS = 5000;
+const CHECK_MS = 1000;
 const PINNED_PX = 48;
 
 const chat = {
@@ -37,6 +38,7 @@ function keep(conversation, isNews) {
   if (store.save(conversation, isNews)) chat.unsaved.delete(conversation.id);
   else chat.unsaved.set(conversation.id, conversation);
   showNotice();
+  checkSoon();
   for (const other of [chat.current.id, ...chat.jobs.keys()]) if (other !== conversation.id) keepHere(other);
   if (conversation.id !== id) chat.onchange();
 }
@@ -157,6 +159,24 @@ function keepHere(id) {
   chat.unsaved.set(id, conversation);
   showNotice();
   chat.onchange();
+}
+
+/* When two tabs store at once, one may not have seen what the other put into the index, and a browser
+ * may find afterwards that both have no room. Looked at once they are done. */
+let checkTimer = 0;
+
+function checkSoon() {
+  clearTimeout(checkTimer);
+  checkTimer = setTimeout(() => {
+    for (const conversation of [chat.current, ...[...chat.jobs.values()].map((job) => job.conversation)]) {
+      const { id } = conversation;
+      keepHere(id);
+      const isListed = store.list().some((entry) => entry.id === id);
+      if (chat.unsaved.has(id) || !store.has(id) || isListed) continue;
+      keep(conversation, false);
+      chat.onchange();
+    }
+  }, CHECK_MS);
 }
 
 function deletedElsewhere(id) {

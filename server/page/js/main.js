@@ -395,7 +395,10 @@ function listen() {
   document.querySelector('.skip').addEventListener('click', skip);
   addEventListener('popstate', openAddress);
   addEventListener('storage', ({ key, newValue }) => {
-    if (key === INDEX) showList();
+    if (key === INDEX) {
+      showList();
+      checkSoon();
+    }
     else if (key?.startsWith(PREFIX)) changedElsewhere(key.slice(PREFIX.length), newValue);
   });
   addEventListener('pageshow', () => {
