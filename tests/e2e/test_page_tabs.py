@@ -154,7 +154,8 @@ def test_an_older_page_that_names_no_writing_is_looked_for_too(chat: web.Browser
     older = WRITE_ON.replace("stored.revision = 'another'", "delete stored.revision")
     for length in (4, 6):
         chat.js(older)
-        chat.js("dispatchEvent(new StorageEvent('storage', {key: 'kvahead.' + location.hash.slice(1), newValue: '{}'}))")
+        chat.js("const key = 'kvahead.' + location.hash.slice(1);"
+                "dispatchEvent(new StorageEvent('storage', {key, newValue: '{}'}))")  # fmt: skip
         assert len(shown(chat)) == length
     chat.js(older)
     ask(chat, "mine")
@@ -360,7 +361,8 @@ def test_what_is_put_back_when_the_room_does_not_serve_is_not_deleted(chat: web.
         chat.click("#new")
         chat.js("""const put = Storage.prototype.setItem;
             Storage.prototype.setItem = function (name, text) {
-                if (name !== 'kvahead.probe' && text.includes('much')) throw new DOMException('full', 'QuotaExceededError');
+                if (name !== 'kvahead.probe' && text.includes('much'))
+                    throw new DOMException('full', 'QuotaExceededError');
                 put.call(this, name, text);
             };""")
         ask(chat, "much")
