@@ -208,7 +208,7 @@ static double issue_seconds(const struct shape *s, const struct ceilings *c,
 
 /* Pages of a KV head whose keys are looked at once more when 64 rows are chosen: as many as of
  * Qwen2.5 Coder 1.5B, of 499 (docs/results/gpu.md). */
-#define LOOKED_AT 27.0
+#define LOOKED_AT 28.0
 
 /* What a sequence's choice takes through memory: peaks of pages, written and read, and keys; of
  * infinigen fp32 scores of heads and of KV heads; of q-hitter 16-bit weights and the mass. */
