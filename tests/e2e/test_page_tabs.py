@@ -211,6 +211,28 @@ def test_a_tab_that_is_opened_while_another_is_answered_shows_the_end(chat: web.
         assert stored(chat)["settings"] == {"temperature": 0.5}
 
 
+def test_settings_of_two_tabs_meet_while_one_is_answered(chat: web.Browser, scripted: Scripted) -> None:
+    more = threading.Event()
+    scripted.answers = [slow(more)]
+    ask(chat, "first")
+    wait_text(chat, "Half")
+    with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
+        chat.wait(LAST)
+        chat.click("#tune")
+        retype(chat, "#f-temperature", "0.5")
+        wait_until("they are stored", lambda: stored(chat)["settings"] == {"temperature": 0.5})
+        look_at_first()
+        chat.click("#tune")
+        retype(chat, "#f-max_tokens", "7")
+        both = {"temperature": 0.5, "max_tokens": 7}
+        wait_until("both are stored", lambda: stored(chat)["settings"] == both)
+        more.set()
+        wait_done(chat, 1)
+        look_at_second()
+        wait_text(chat, "Half an answer")
+        assert stored(chat)["settings"] == both and len(all_stored(chat)) == 1
+
+
 PIECES = ["First.\n\n```c\nint a", " = 1;", "\nint b;", "\n```\n\nLast."]
 
 

@@ -53,8 +53,8 @@ const isBeginning = (part, all) => part.length <= all.length && part.every(({ ro
 function giveWay(conversation) {
   const stored = store.load(conversation.id);
   if (!stored) return;
-  if (isBeginning(stored.messages, conversation.messages)) takeSettings(conversation, stored.settings);
-  else rename(conversation);
+  if (!isBeginning(stored.messages, conversation.messages)) rename(conversation);
+  else if (typed !== conversation) takeSettings(conversation, stored.settings);
 }
 
 function takeSettings(conversation, settings) {
@@ -139,10 +139,11 @@ function isEndLost(conversation, stored) {
 function refresh() {
   const { current } = chat;
   const isBusy = chat.jobs.has(current.id) || chat.unsaved.has(current.id) || chat.views.some((view) => view.field);
-  if (isBusy || !isKept(current) || !store.isStale(current)) return;
+  if (!isKept(current) || !store.isStale(current)) return;
   const conversation = loaded(current.id);
   if (!conversation) return;
-  if (isEndLost(current, conversation)) keep(current, false);
+  if (isBusy) takeSettings(current, conversation.settings);
+  else if (isEndLost(current, conversation)) keep(current, false);
   else if (!document.hidden) takeOver(conversation);
 }
 
@@ -192,8 +193,12 @@ function changedElsewhere(id, text) {
   else if (text === null) keepHere(id);
   else if (text === '') return;
   else if (chat.unsaved.has(id)) {
-    /* The other had no room all the same, and has put it back. */
-    if (!store.isStale(chat.unsaved.get(id))) keep(chat.unsaved.get(id), false);
+    const mine = chat.unsaved.get(id), isStale = store.isStale(mine);
+    /* The other had no room all the same, and has put it back; or it has gone on with it. */
+    if (!isStale) keep(mine, false);
+    else if (!chat.jobs.has(id) && isBeginning(mine.messages, loaded(id)?.messages || [])) chat.unsaved.delete(id);
+    if (isStale && id === chat.current.id) refresh();
+    showNotice();
     chat.onchange();
   } else if (id === chat.current.id) {
     keepTyped();
@@ -541,7 +546,7 @@ function finish(job) {
     if (message.error.status === 0 || message.error.param === 'model') chat.onlost();
     if (message.error.status === 401) chat.onkey(message.error.message);
     else if (conversation === chat.current) chat.onrefused(message.error);
-  } else {
+  } else if (isKept(conversation)) { /* else it was deleted meanwhile, which has been said */
     announce(job.end === 'stopped' ? 'Stopped' : `Answer: ${message.content.slice(0, 2000)}`);
   }
 }
