@@ -36,7 +36,6 @@
  * as have room in this share of what weights leave. */
 #define CPU_STEP_TOKENS  256u
 #define GPU_STEP_TOKENS  2048u
-#define STEP_TOKENS_MAX  65536u
 #define STEP_BYTES_SHARE 8u
 
 /* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
@@ -346,8 +345,7 @@ static uint32_t step_tokens_of(const struct kva_cli_instance *instance,
         return (uint32_t)config->step_tokens;
     while (tokens > CPU_STEP_TOKENS && tokens * row > gpu_left(instance) / STEP_BYTES_SHARE)
         tokens /= 2;
-    tokens = tokens > least ? tokens : least;
-    return (uint32_t)(tokens < STEP_TOKENS_MAX ? tokens : STEP_TOKENS_MAX);
+    return (uint32_t)(tokens > least ? tokens : least);
 }
 
 /* With keys, a choice may have to give its slot to another key's and waits for one with its host

@@ -73,9 +73,9 @@ struct kva_linear_args {
     struct kva_weight weight; /* [w.rows = outputs, w.cols = inputs] */
     struct kva_weight bias;   /* [w.rows] or absent */
     uint32_t rows;
-    uint32_t
-        room; /* rows that x and out have memory for. The device may take those behind `rows` as
-                    * they are, and write them: nobody needs them. Fewer than rows: there are none */
+    /* Rows that x and out have memory for. The device may take those behind `rows` as they are, and
+     * write them: nobody needs them. Fewer than rows: there are none. */
+    uint32_t room;
     uint32_t x_stride;
     uint32_t out_stride;
     bool accumulate; /* add to what out holds: the residual stream */

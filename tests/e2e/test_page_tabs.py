@@ -32,6 +32,21 @@ def slow(more: threading.Event, *, first: str = "Half", then: str = " an answer"
     return answer
 
 
+def half_answered(chat: web.Browser, scripted: Scripted) -> threading.Event:
+    """A first question, whose answer goes on once the event is set."""
+    more = threading.Event()
+    scripted.answers = [slow(more)]
+    ask(chat, "first")
+    wait_text(chat, "Half")
+    return more
+
+
+def store_temperature(chat: web.Browser) -> None:
+    chat.click("#tune")
+    retype(chat, "#f-temperature", "0.5")
+    wait_until("it is stored", lambda: stored(chat)["settings"] == {"temperature": 0.5})
+
+
 @contextlib.contextmanager
 def two_tabs(tab: web.Browser, url: str) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
     with tab.two_tabs(url) as looks:
@@ -189,17 +204,12 @@ def test_answering_again_asks_about_what_another_tab_has_asked_meanwhile(
 
 
 def test_a_tab_that_is_opened_while_another_is_answered_shows_the_end(chat: web.Browser, scripted: Scripted) -> None:
-    more = threading.Event()
-    scripted.answers = [slow(more)]
-    ask(chat, "first")
-    wait_text(chat, "Half")
+    more = half_answered(chat, scripted)
     with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
         chat.wait(LAST)
         assert "not complete" in chat.text(f"{LAST} .stats") and not chat.count("#send.busy")
         # Its settings reach the answer's tab, and do not end the answer.
-        chat.click("#tune")
-        retype(chat, "#f-temperature", "0.5")
-        wait_until("they are stored", lambda: stored(chat)["settings"] == {"temperature": 0.5})
+        store_temperature(chat)
         more.set()
         wait_text(chat, "Half an answer")
         wait_until("it is complete", lambda: "not complete" not in chat.text(f"{LAST} .stats"))
@@ -212,15 +222,10 @@ def test_a_tab_that_is_opened_while_another_is_answered_shows_the_end(chat: web.
 
 
 def test_settings_of_two_tabs_meet_while_one_is_answered(chat: web.Browser, scripted: Scripted) -> None:
-    more = threading.Event()
-    scripted.answers = [slow(more)]
-    ask(chat, "first")
-    wait_text(chat, "Half")
+    more = half_answered(chat, scripted)
     with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
         chat.wait(LAST)
-        chat.click("#tune")
-        retype(chat, "#f-temperature", "0.5")
-        wait_until("they are stored", lambda: stored(chat)["settings"] == {"temperature": 0.5})
+        store_temperature(chat)
         look_at_first()
         chat.click("#tune")
         retype(chat, "#f-max_tokens", "7")
@@ -291,10 +296,7 @@ WRITE_OLDER = """const stored = Object.assign(JSON.parse(older), {revision: 'old
 def test_the_end_of_an_answer_survives_what_another_tab_stores_that_has_not_seen_it(
     chat: web.Browser, scripted: Scripted, is_shown: bool
 ) -> None:
-    more = threading.Event()
-    scripted.answers = [slow(more)]
-    ask(chat, "first")
-    wait_text(chat, "Half")
+    more = half_answered(chat, scripted)
     with two_tabs(chat, address(chat)) as (look_at_first, look_at_second):
         chat.wait(LAST)
         look_at_first()
